@@ -1,0 +1,75 @@
+"""The forward process and the Gaussian bridge q(x_s | x_t, x_0) between two times (Eq. 2).
+
+With c = -expm1(log_snr_t - log_snr_s), the share of the noise-to-signal ratio that is new since s:
+
+    variance      lambda^2 = eta^2 beta_bar_s c
+    noisy weight  kappa    = sqrt(beta_bar_s / beta_bar_t) sqrt(1 - eta^2 c)
+    clean weight  gamma    = sqrt(alpha_bar_s) (1 - sqrt((1 - c) (1 - eta^2 c)))
+
+eta = 1 is DDPM's process, eta = 0 DDIM's. In the paper's symbols c = beta_{t|s} / beta_bar_t for a variance-preserving
+process. No difference of nearly equal numbers occurs, and s = 0 is no special case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.gaussian import per_sample
+from optcov.schedule import Schedule, Time
+
+
+@final
+@dataclass(frozen=True)
+class Bridge:
+    """q(x_s | x_t, x_0) = N(clean_weight x_0 + noisy_weight x_t, variance I); float64, () or (B,)."""
+
+    clean_weight: Tensor  # gamma
+    noisy_weight: Tensor  # kappa
+    variance: Tensor  # lambda^2
+
+
+@final
+@dataclass(frozen=True)
+class ForwardProcess:
+    """A schedule with a choice of eta in [0, 1].
+
+    >>> forward = ForwardProcess(Schedule.linear(), eta=1.0)
+    >>> round(float(forward.bridge(112, 1).variance), 9)  # beta-tilde
+    9.9931e-05
+    """
+
+    schedule: Schedule
+    eta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.eta <= 1.0:
+            raise ValueError(f"eta = {self.eta} is outside [0, 1]; 1 is DDPM's forward process, 0 is DDIM's")
+
+    def diffuse(self, x_0: Tensor, t: Time, noise: Tensor) -> Tensor:
+        """Draw x_t given x_0 (B, *D) by standard normal noise of the same shape."""
+        if noise.shape != x_0.shape:
+            raise ValueError(f"noise has shape {tuple(noise.shape)}, but x_0 has {tuple(x_0.shape)}; they must agree")
+        signal = per_sample(self.schedule.alpha_bar(t).sqrt(), x_0)
+        return signal * x_0 + per_sample(self.schedule.beta_bar(t).sqrt(), x_0) * noise
+
+    def bridge(self, t: Time, s: Time) -> Bridge:
+        """Coefficients of the step from time t down to time s, 0 <= s < t."""
+        schedule = self.schedule
+        t, s = schedule.check_times(t), schedule.check_times(s)
+        if bool((s >= t).any()):
+            raise ValueError(f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap them")
+        log_ratio = schedule.log_snr(t) - schedule.log_snr(s)
+        new_share, old_share = -torch.expm1(log_ratio), torch.exp(log_ratio)  # c and 1 - c, neither by subtraction
+        kept = (1 - self.eta**2) + self.eta**2 * old_share  # 1 - eta^2 c
+        beta_bar_s = schedule.beta_bar(s)
+        # 1 - sqrt(p) = (1 - p) / (1 + sqrt(p)) with p = (1 - c)(1 - eta^2 c), so that 1 - p = c + eta^2 c (1 - c)
+        lost = new_share * (1 + self.eta**2 * old_share) / (1 + (old_share * kept).sqrt())
+        return Bridge(
+            clean_weight=schedule.alpha_bar(s).sqrt() * lost,
+            noisy_weight=(beta_bar_s / schedule.beta_bar(t)).sqrt() * kept.sqrt(),
+            variance=self.eta**2 * beta_bar_s * new_share,
+        )

@@ -1,0 +1,261 @@
+"""Gaussians whose covariance is isotropic, diagonal or full, with exact KL, density and entropy.
+
+A covariance is anything that fits the `Covariance` protocol: six small operations are all that the rest of the
+package asks of it, so that a low-rank or transformed-basis shape can join without changes elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+LOG_2_PI = math.log(2 * math.pi)
+
+
+class Covariance(Protocol):
+    """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
+
+    def scaled(self, factor: Tensor) -> Covariance:
+        """Multiply by a factor, () or (B,)."""
+        ...
+
+    def plus_isotropic(self, variance: Tensor) -> Covariance:
+        """Add variance * I; variance is () or (B,)."""
+        ...
+
+    def clamped(self, upper: float | None) -> tuple[Covariance, ClampCounts]:
+        """Bring every variance into [0, upper] and count what had to move."""
+        ...
+
+    def sqrt_apply(self, noise: Tensor) -> Tensor:
+        """Multiply noise (B, *D) by a square root of the covariance."""
+        ...
+
+    def inverse_quadratic(self, x: Tensor) -> Tensor:
+        """Compute x^T covariance^-1 x per sample, (B,)."""
+        ...
+
+    def log_det(self, like: Tensor) -> Tensor:
+        """Log-determinant per sample, (B,), for a mean shaped as `like` (B, *D)."""
+        ...
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        """Variances, broadcastable to `like` (B, *D)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClampCounts:
+    """How many variances were moved into their bounds; tensors, so that counting never waits for a device."""
+
+    below: Tensor  # () variances that were negative
+    above: Tensor  # () variances that exceeded the data's largest possible one
+    total: int  # variances looked at
+
+
+def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
+    """Shape a coefficient, () or (B,), so that it multiplies `like` (B, *D) sample by sample."""
+    if coefficient.ndim == 0:  # 0-dim: keeps the dtype of `like`, and needs no transfer to its device
+        return coefficient
+    if coefficient.shape != (like.shape[0],):
+        raise ValueError(
+            f"a per-sample coefficient has shape {tuple(coefficient.shape)}, but the batch has {like.shape[0]} "
+            f"samples; pass one number, or one number per sample"
+        )
+    return coefficient.to(like.device, like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def sum_pixels(x: Tensor) -> Tensor:
+    """Sum over everything but the batch: (B, *D) -> (B,)."""
+    return x.flatten(1).sum(1)
+
+
+class _Elementwise:
+    """Shared by the two shapes without correlations: a tensor of variances that broadcasts to the mean."""
+
+    variance: Tensor
+
+    def scaled(self, factor: Tensor) -> Covariance:
+        return type(self)(per_sample(factor, self._at_least_batch(factor)) * self.variance)  # type: ignore[call-arg]
+
+    def plus_isotropic(self, variance: Tensor) -> Covariance:
+        return type(self)(per_sample(variance, self._at_least_batch(variance)) + self.variance)  # type: ignore[call-arg]
+
+    def clamped(self, upper: float | None) -> tuple[Covariance, ClampCounts]:
+        above = torch.zeros((), dtype=torch.long) if upper is None else (self.variance > upper).sum()
+        counts = ClampCounts(below=(self.variance < 0).sum(), above=above, total=self.variance.numel())
+        return type(self)(self.variance.clamp(0.0, upper)), counts  # type: ignore[call-arg]
+
+    def sqrt_apply(self, noise: Tensor) -> Tensor:
+        return self.variance.sqrt() * noise
+
+    def inverse_quadratic(self, x: Tensor) -> Tensor:
+        return sum_pixels(x.square() / self.variance)
+
+    def log_det(self, like: Tensor) -> Tensor:
+        return sum_pixels(self.variance.log().expand_as(like))
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        return self.variance
+
+    def _at_least_batch(self, coefficient: Tensor) -> Tensor:
+        """Give a one-number variance a batch axis when it meets a per-sample coefficient."""
+        return self.variance.expand(coefficient.shape[0]) if coefficient.ndim and not self.variance.ndim else self.variance
+
+
+@final
+@dataclass(frozen=True)
+class Isotropic(_Elementwise):
+    """variance * I, with one variance for all samples, (), or one per sample, (B, 1, ..., 1)."""
+
+    variance: Tensor
+
+    def __post_init__(self) -> None:
+        if self.variance.ndim and self.variance.numel() != self.variance.shape[0]:
+            raise ValueError(
+                f"an isotropic variance is one number, or one per sample; got shape {tuple(self.variance.shape)}; "
+                f"use Diagonal for a variance per pixel"
+            )
+
+
+@final
+@dataclass(frozen=True)
+class Diagonal(_Elementwise):
+    """diag(variance), with one variance per pixel, (B, *D)."""
+
+    variance: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Full:
+    """A symmetric matrix per sample over the flattened pixels, for low-dimensional data.
+
+    Works by its eigenvalues: an estimated matrix need not be positive definite (that of SN often is not), and
+    negative eigenvalues count as zero when one draws from it.
+    """
+
+    matrix: Tensor  # (B, d, d)
+
+    def __post_init__(self) -> None:
+        if self.matrix.ndim != 3 or self.matrix.shape[1] != self.matrix.shape[2]:
+            raise ValueError(f"a full covariance has shape (B, d, d), got {tuple(self.matrix.shape)}")
+
+    @cached_property
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        symmetric = (self.matrix + self.matrix.mT) / 2
+        values, vectors = torch.linalg.eigh(symmetric)
+        return values, vectors
+
+    def scaled(self, factor: Tensor) -> Full:
+        return Full(per_sample(factor, self.matrix) * self.matrix)
+
+    def plus_isotropic(self, variance: Tensor) -> Full:
+        identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
+        return Full(self.matrix + per_sample(variance, self.matrix) * identity)
+
+    def clamped(self, upper: float | None) -> tuple[Full, ClampCounts]:
+        """Bring every eigenvalue up to 0 and every variance on the diagonal down to upper.
+
+        The bound of a data range holds for single pixels, not for eigenvalues; rows and columns are scaled
+        together, which keeps the matrix positive semi-definite.
+        """
+        values, vectors = self._eigen
+        negative = values < -1e-12 * values.abs().amax(-1, keepdim=True)
+        matrix = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT if bool(negative.any()) else self.matrix
+        above = torch.zeros((), dtype=torch.long)
+        if upper is not None:
+            pixels = matrix.diagonal(dim1=-2, dim2=-1)
+            above = (pixels > upper).sum()
+            shrink = (upper / pixels.clamp(min=upper)).sqrt()
+            matrix = shrink.unsqueeze(-1) * matrix * shrink.unsqueeze(-2)
+        return Full(matrix), ClampCounts(below=negative.sum(), above=above, total=values.numel())
+
+    def sqrt_apply(self, noise: Tensor) -> Tensor:
+        values, vectors = self._eigen
+        rotated = vectors.mT @ noise.flatten(1).unsqueeze(-1)
+        drawn = vectors @ (values.clamp(min=0.0).sqrt().unsqueeze(-1) * rotated)
+        return drawn.reshape(noise.shape)
+
+    def inverse_quadratic(self, x: Tensor) -> Tensor:
+        values, vectors = self._eigen
+        rotated = (vectors.mT @ x.flatten(1).unsqueeze(-1)).squeeze(-1)
+        return (rotated.square() / values).sum(-1)
+
+    def log_det(self, like: Tensor) -> Tensor:
+        return self._eigen[0].log().sum(-1)
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(-1, *like.shape[1:])
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian:
+    """A Gaussian per sample."""
+
+    mean: Tensor  # (B, *D)
+    covariance: Covariance
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance, broadcastable to the mean."""
+        return self.covariance.diagonal(self.mean)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Draw by standard normal noise (B, *D); zero variance gives the mean."""
+        return self.mean + self.covariance.sqrt_apply(noise)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density at x (B, *D), in nats per sample, (B,)."""
+        self._require_density("a log-density")
+        quadratic = self.covariance.inverse_quadratic(x - self.mean)
+        return -0.5 * (quadratic + self.covariance.log_det(self.mean) + self._dimensions * LOG_2_PI)
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats per sample, (B,)."""
+        self._require_density("an entropy")
+        return 0.5 * (self.covariance.log_det(self.mean) + self._dimensions * (1 + LOG_2_PI))
+
+    @property
+    def _dimensions(self) -> int:
+        return self.mean[0].numel()
+
+    def _require_density(self, what: str) -> None:
+        variance = self.covariance._eigen[0] if isinstance(self.covariance, Full) else self.variance
+        if not bool((variance > 0).all()):
+            raise ValueError(
+                f"{what} needs a positive definite covariance, but the smallest variance is {float(variance.min())}; "
+                f"a deterministic step (eta = 0 with zero covariance) has no density"
+            )
+
+
+def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
+    """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes."""
+    p._require_density("a KL divergence")
+    q._require_density("a KL divergence")
+    quadratic = q.covariance.inverse_quadratic(p.mean - q.mean)
+    if isinstance(p.covariance, Full) or isinstance(q.covariance, Full):
+        p_matrix, q_matrix = _as_matrix(p), _as_matrix(q)
+        trace = torch.linalg.solve(q_matrix, p_matrix).diagonal(dim1=-2, dim2=-1).sum(-1)
+        shape_term = trace - p._dimensions + q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
+    else:
+        shape_term = sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean))
+    return 0.5 * (shape_term + quadratic)
+
+
+def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Compute r - log r - 1 for r = numerator / denominator, without cancellation near r = 1."""
+    excess = (numerator - denominator) / denominator
+    return excess - torch.log1p(excess)
+
+
+def _as_matrix(gaussian: Gaussian) -> Tensor:
+    if isinstance(gaussian.covariance, Full):
+        return gaussian.covariance.matrix
+    return torch.diag_embed(gaussian.variance.expand_as(gaussian.mean).flatten(1))

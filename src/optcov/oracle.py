@@ -1,0 +1,181 @@
+"""Gaussian mixtures as data: every moment that a perfect network would know, in closed form.
+
+For component j with covariance S and C = alpha_bar S + beta_bar I, given x_t (D = x_t - sqrt(alpha_bar) m):
+
+    E[eps]   = sqrt(beta_bar) C^-1 D              Cov[eps] = alpha_bar S C^-1
+    E[x_0]   = m + sqrt(alpha_bar) S C^-1 D       Cov[x_0] = beta_bar S C^-1
+
+and the components are weighted by their responsibilities for x_t. S C^-1 is computed by eigenvalues, so that no
+difference of nearly equal matrices occurs; a component covariance may be singular, or zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.forward import ForwardProcess
+from optcov.gaussian import LOG_2_PI
+from optcov.prediction import Network, NoisePrediction
+from optcov.schedule import Schedule, Time
+
+NoiseError = Callable[[Tensor, Time], Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class Moments:
+    """Mean and covariance of a vector given x_t."""
+
+    mean: Tensor  # (B, d)
+    covariance: Tensor  # (B, d, d)
+
+
+@final
+class GaussianMixture:
+    """A data distribution sum_j weights_j N(means_j, covariances_j) in d dimensions.
+
+    weights: (J,), positive, scaled to sum to 1. means: (J, d). covariances: (J, d, d), or (J, d) for diagonal ones, or
+    (J,) for isotropic ones. Points x_t are (B, d), or (B, *D) with d entries each.
+
+    >>> data = GaussianMixture([0.5, 0.5], [[-1.0, 0.0], [1.0, 0.0]], [0.1, 0.2])
+    >>> data.noise_moments(torch.zeros(3, 2), Schedule.linear(), 500).mean.shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, weights: Sequence[float] | Tensor, means: Any, covariances: Any):
+        self.weights = torch.as_tensor(weights, dtype=torch.float64)
+        self.means = torch.as_tensor(means, dtype=torch.float64)
+        covariances = torch.as_tensor(covariances, dtype=torch.float64)
+        if self.weights.ndim != 1 or not bool((self.weights > 0).all()):
+            raise ValueError(f"weights must be positive numbers, one per component, got {self.weights.tolist()}")
+        self.weights = self.weights / self.weights.sum()
+        count = len(self.weights)
+        if self.means.ndim != 2 or len(self.means) != count:
+            raise ValueError(f"means must have shape ({count}, d), got {tuple(self.means.shape)}")
+        self.dimension = d = self.means.shape[1]
+        if covariances.shape == (count,):
+            covariances = covariances[:, None].expand(count, d)
+        if covariances.shape == (count, d) and covariances.ndim == 2:
+            covariances = torch.diag_embed(covariances)
+        if covariances.shape != (count, d, d):
+            raise ValueError(f"covariances must have shape ({count},), ({count}, {d}) or ({count}, {d}, {d}), got {tuple(covariances.shape)}")
+        if not torch.allclose(covariances, covariances.mT, rtol=1e-10, atol=0):
+            raise ValueError("covariances must be symmetric")
+        self.covariances = covariances
+        self._values, self._vectors = torch.linalg.eigh(covariances)  # (J, d), (J, d, d)
+        if bool((self._values < -1e-10 * self._values.abs().max()).any()):
+            raise ValueError(f"covariances must be positive semi-definite, but have the eigenvalue {float(self._values.min())}")
+        self._values = self._values.clamp(min=0.0)
+
+    def sample(self, count: int, seed: int = 0) -> Tensor:
+        """Draw data points, (count, d), float64."""
+        generator = torch.Generator().manual_seed(seed)
+        component = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        noise = torch.randn(count, self.dimension, generator=generator, dtype=torch.float64)
+        roots = (self._vectors * self._values.sqrt().unsqueeze(-2)) @ self._vectors.mT
+        return self.means[component] + (roots[component] @ noise.unsqueeze(-1)).squeeze(-1)
+
+    def log_density(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+        """log q(x_t) in nats, (B,); at t = 0 that of the data."""
+        return self._log_joint(x_t, *self._levels(schedule, t, len(x_t))).logsumexp(-1)
+
+    def responsibilities(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+        """Probability of each component given x_t, (B, J)."""
+        return self._log_joint(x_t, *self._levels(schedule, t, len(x_t))).softmax(-1)
+
+    def noise_moments(self, x_t: Tensor, schedule: Schedule, t: Time) -> Moments:
+        """E[eps | x_t] and Cov[eps | x_t]."""
+        alpha_bar, beta_bar = self._levels(schedule, t, len(x_t))
+        deviation, total = self._in_eigenbasis(x_t, alpha_bar, beta_bar)
+        means = self._rotate_back(beta_bar.sqrt()[:, None, None] * deviation / total)
+        return self._mix(x_t, alpha_bar, beta_bar, means, alpha_bar[:, None, None] * self._values / total)
+
+    def clean_moments(self, x_t: Tensor, schedule: Schedule, t: Time) -> Moments:
+        """E[x_0 | x_t] and Cov[x_0 | x_t]."""
+        alpha_bar, beta_bar = self._levels(schedule, t, len(x_t))
+        deviation, total = self._in_eigenbasis(x_t, alpha_bar, beta_bar)
+        means = self.means + self._rotate_back(alpha_bar.sqrt()[:, None, None] * self._values * deviation / total)
+        return self._mix(x_t, alpha_bar, beta_bar, means, beta_bar[:, None, None] * self._values / total)
+
+    def noise_square(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+        """E[eps^2 | x_t], (B, d): what a perfect SN head returns."""
+        moments = self.noise_moments(x_t, schedule, t)
+        return moments.covariance.diagonal(dim1=-2, dim2=-1) + moments.mean.square()
+
+    def noise_outer(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+        """E[eps eps^T | x_t], (B, d, d)."""
+        moments = self.noise_moments(x_t, schedule, t)
+        return moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
+
+    def reverse_moments(self, x_t: Tensor, forward: ForwardProcess, t: Time, s: Time) -> Moments:
+        """Exact mean and covariance of q(x_s | x_t), which is not Gaussian."""
+        bridge = forward.bridge(t, s)
+        clean = self.clean_moments(x_t, forward.schedule, t)
+        weight, kept, spread = (
+            value.expand(len(x_t)) for value in (bridge.clean_weight, bridge.noisy_weight, bridge.variance)
+        )
+        identity = torch.eye(self.dimension, dtype=torch.float64)
+        return Moments(
+            mean=weight[:, None] * clean.mean + kept[:, None] * x_t.flatten(1).double(),
+            covariance=spread[:, None, None] * identity + weight.square()[:, None, None] * clean.covariance,
+        )
+
+    def network(self, schedule: Schedule, error: NoiseError | Tensor | float | None = None) -> Network:
+        """A network with perfect heads, whose mean is perfect but for a chosen error added to the noise.
+
+        error: a number, a tensor that broadcasts to x_t, or a function of (x_t, t). The NPR heads know the error
+        (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it.
+        """
+
+        def predict(x_t: Tensor, t: Time) -> NoisePrediction:
+            moments = self.noise_moments(x_t, schedule, t)
+            variance = moments.covariance.diagonal(dim1=-2, dim2=-1)
+            offset = torch.zeros_like(moments.mean)
+            if error is not None:
+                raw = error(x_t, t) if callable(error) else error
+                offset = torch.as_tensor(raw, dtype=torch.float64).expand(x_t.shape).flatten(1)
+            heads = {
+                "sn": (variance + moments.mean.square()).reshape(x_t.shape),
+                "npr": (variance + offset.square()).reshape(x_t.shape),
+                "sn_full": moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2),
+                "npr_full": moments.covariance + offset.unsqueeze(-1) * offset.unsqueeze(-2),
+            }
+            noise = (moments.mean + offset).reshape(x_t.shape)
+            return NoisePrediction(noise.to(x_t.dtype), {name: head.to(x_t.dtype) for name, head in heads.items()})
+
+        return predict
+
+    def _levels(self, schedule: Schedule, t: Time, batch: int) -> tuple[Tensor, Tensor]:
+        """alpha_bar and beta_bar, each (B,)."""
+        return schedule.alpha_bar(t).expand(batch), schedule.beta_bar(t).expand(batch)
+
+    def _in_eigenbasis(self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor) -> tuple[Tensor, Tensor]:
+        """x_t - sqrt(alpha_bar) m, and the eigenvalues of C, in each component's eigenbasis: (B, J, d) both."""
+        points = x_t.detach().flatten(1).double()
+        if points.shape[1] != self.dimension:
+            raise ValueError(f"points have {points.shape[1]} entries, but this mixture lives in {self.dimension} dimensions")
+        deviation = points[:, None, :] - alpha_bar.sqrt()[:, None, None] * self.means
+        rotated = torch.einsum("jki,bjk->bji", self._vectors, deviation)
+        return rotated, alpha_bar[:, None, None] * self._values + beta_bar[:, None, None]
+
+    def _rotate_back(self, coordinates: Tensor) -> Tensor:
+        return torch.einsum("jik,bjk->bji", self._vectors, coordinates)
+
+    def _log_joint(self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor) -> Tensor:
+        """log(weights_j N(x_t; component j)), (B, J)."""
+        deviation, total = self._in_eigenbasis(x_t, alpha_bar, beta_bar)
+        exponent = (deviation.square() / total + total.log()).sum(-1) + self.dimension * LOG_2_PI
+        return self.weights.log() - exponent / 2
+
+    def _mix(self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor, means: Tensor, eigenvalues: Tensor) -> Moments:
+        """Moments of the mixture from its components' means (B, J, d) and covariance eigenvalues (B, J, d)."""
+        share = self._log_joint(x_t, alpha_bar, beta_bar).softmax(-1)
+        mean = torch.einsum("bj,bji->bi", share, means)
+        between = means - mean[:, None, :]
+        covariance = torch.einsum("bj,jik,bjk,jlk->bil", share, self._vectors, eigenvalues, self._vectors)
+        return Moments(mean, covariance + torch.einsum("bj,bji,bjk->bik", share, between, between))

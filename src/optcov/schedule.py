@@ -1,0 +1,246 @@
+"""How noisy each time is: signal power alpha_bar, noise power beta_bar, and the logarithm of their ratio.
+
+q(x_t | x_0) = N(sqrt(alpha_bar_t) x_0, beta_bar_t I)  (Eq. 2). Time 0 is data. A discrete schedule counts its times
+0..N, a continuous one runs over [0, 1]. Everything is float64, and beta_bar is computed from log alpha_bar, never as
+1 - alpha_bar, so that nothing cancels at either end.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Time = float | Tensor  # a number, or a (B,) tensor
+
+
+class Schedule(ABC):
+    """Noise levels by time. Build one by `linear`, `cosine`, `vp_sde`, `ve_sde`, `from_betas` or `from_diffusers`.
+
+    >>> schedule = Schedule.linear()
+    >>> round(float(schedule.alpha_bar(500)), 6)
+    0.078587
+    """
+
+    steps: int | None  # N of a discrete schedule; None for a continuous one
+    final_time: float  # N, or 1.0
+
+    @abstractmethod
+    def log_alpha_bar(self, t: Time) -> Tensor:
+        """Logarithm of the signal power, () or (B,)."""
+
+    @abstractmethod
+    def log_beta_bar(self, t: Time) -> Tensor:
+        """Logarithm of the noise power, () or (B,); minus infinity at time 0."""
+
+    @abstractmethod
+    def check_times(self, t: Time) -> Tensor:
+        """Return times as a CPU tensor, or raise a ValueError that names the one that does not fit."""
+
+    def alpha_bar(self, t: Time) -> Tensor:
+        """Signal power, () or (B,)."""
+        return self.log_alpha_bar(t).exp()
+
+    def beta_bar(self, t: Time) -> Tensor:
+        """Noise power, () or (B,)."""
+        return self.log_beta_bar(t).exp()
+
+    def log_snr(self, t: Time) -> Tensor:
+        """log(alpha_bar / beta_bar), () or (B,); infinite at time 0."""
+        return self.log_alpha_bar(t) - self.log_beta_bar(t)
+
+    @staticmethod
+    def linear(steps: int = 1000, scale: bool = True) -> DiscreteSchedule:
+        """Betas evenly spaced from 1e-4 to 0.02, multiplied by 1000 / steps unless scale is False."""
+        factor = 1000 / _check_steps(steps) if scale else 1.0
+        return Schedule.from_betas(np.linspace(factor * 1e-4, factor * 0.02, steps))
+
+    @staticmethod
+    def cosine(steps: int = 1000, max_beta: float = 0.999) -> DiscreteSchedule:
+        """The squared-cosine schedule of Improved DDPM."""
+        grid = np.arange(_check_steps(steps) + 1) / steps
+        signal = np.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
+        return Schedule.from_betas(np.minimum(1 - signal[1:] / signal[:-1], max_beta))
+
+    @staticmethod
+    def vp_sde(beta_min: float = 0.1, beta_max: float = 20.0) -> VPSchedule:
+        """The variance-preserving SDE with beta(t) = beta_min + t (beta_max - beta_min), t in [0, 1]."""
+        return VPSchedule(beta_min, beta_max)
+
+    @staticmethod
+    def ve_sde(sigma_min: float = 0.01, sigma_max: float = 50.0) -> VESchedule:
+        """The variance-exploding SDE: alpha_bar = 1, beta_bar = sigma(t)^2 - sigma_min^2 with sigma geometric in t."""
+        return VESchedule(sigma_min, sigma_max)
+
+    @staticmethod
+    def from_betas(betas: Sequence[float] | np.ndarray[Any, Any] | Tensor) -> DiscreteSchedule:
+        """Any variance-preserving schedule by its betas at times 1..N, each in (0, 1)."""
+        return DiscreteSchedule(torch.as_tensor(betas, dtype=torch.float64))
+
+    @staticmethod
+    def from_diffusers(scheduler: Any) -> DiscreteSchedule:
+        """The schedule of a diffusers scheduler, recomputed in float64 from its config.
+
+        diffusers counts times 0..N-1, so its t is our t - 1. Schedules other than linear, scaled_linear and
+        squaredcos_cap_v2 are taken from the scheduler's own float32 betas.
+        """
+        return _from_diffusers(scheduler)
+
+
+@final
+class DiscreteSchedule(Schedule):
+    """Times 0..N with alpha_bar_n = prod (1 - beta_i)."""
+
+    def __init__(self, betas: Tensor):
+        if betas.ndim != 1 or len(betas) == 0:
+            raise ValueError(f"betas must be a non-empty one-dimensional sequence, got shape {tuple(betas.shape)}")
+        outside = ~((betas > 0) & (betas < 1))
+        if bool(outside.any()):
+            n = int(outside.nonzero()[0])
+            raise ValueError(
+                f"betas[{n}] = {float(betas[n])} is outside (0, 1); a beta is the share of noise added in one step, "
+                f"so clip the sequence to that interval (cosine schedules use at most 0.999)"
+            )
+        self.steps = len(betas)
+        self.final_time = float(self.steps)
+        self.betas = betas.double()
+        zero = torch.zeros(1, dtype=torch.float64)
+        self._log_alpha_bar = torch.cat([zero, torch.log1p(-self.betas).cumsum(0)])
+        self._log_beta_bar = torch.log(-torch.expm1(self._log_alpha_bar))
+        _check_signal_left(float(self._log_alpha_bar[-1]), "betas")
+
+    def check_times(self, t: Time) -> Tensor:
+        times = torch.as_tensor(t).detach().cpu()
+        if times.ndim > 1:
+            raise ValueError(f"times must be a number or a (B,) tensor, got shape {tuple(times.shape)}")
+        if times.is_floating_point() and bool((times != times.round()).any()):
+            raise ValueError(
+                f"time {_first(times, times != times.round())} is not an integer; this schedule has the times "
+                f"0..{self.steps} (use Schedule.vp_sde() for real times)"
+            )
+        outside = (times < 0) | (times > self.final_time)
+        if bool(outside.any()):
+            raise ValueError(f"time {_first(times, outside)} is outside this schedule; use times from 0 to {self.steps}")
+        return times.long()
+
+    def log_alpha_bar(self, t: Time) -> Tensor:
+        return self._log_alpha_bar[self.check_times(t)]
+
+    def log_beta_bar(self, t: Time) -> Tensor:
+        return self._log_beta_bar[self.check_times(t)]
+
+    def __repr__(self) -> str:
+        return f"DiscreteSchedule(steps={self.steps}, betas={float(self.betas[0]):.3g}..{float(self.betas[-1]):.3g})"
+
+
+class _ContinuousSchedule(Schedule):
+    """Real times in [0, 1]."""
+
+    steps = None
+    final_time = 1.0
+
+    def check_times(self, t: Time) -> Tensor:
+        times = torch.as_tensor(t, dtype=torch.float64).detach().cpu()
+        if times.ndim > 1:
+            raise ValueError(f"times must be a number or a (B,) tensor, got shape {tuple(times.shape)}")
+        outside = ~((times >= 0) & (times <= 1))
+        if bool(outside.any()):
+            raise ValueError(
+                f"time {_first(times, outside)} is outside this schedule; use real times from 0 to 1 "
+                f"(divide a step number by the number of steps)"
+            )
+        return times
+
+
+@final
+class VPSchedule(_ContinuousSchedule):
+    """dx = -beta(t)/2 x dt + sqrt(beta(t)) dw, so that log alpha_bar = -integral of beta."""
+
+    def __init__(self, beta_min: float, beta_max: float):
+        if not 0 < beta_min <= beta_max < math.inf:
+            raise ValueError(f"need 0 < beta_min <= beta_max, got beta_min={beta_min}, beta_max={beta_max}")
+        self.beta_min, self.beta_max = float(beta_min), float(beta_max)
+        _check_signal_left(-(self.beta_min + self.beta_max) / 2, "beta_max")
+
+    def beta(self, t: Time) -> Tensor:
+        """Rate of noise beta(t), () or (B,)."""
+        return self.beta_min + self.check_times(t) * (self.beta_max - self.beta_min)
+
+    def log_alpha_bar(self, t: Time) -> Tensor:
+        times = self.check_times(t)
+        return -times * (self.beta_min + times * (self.beta_max - self.beta_min) / 2)
+
+    def log_beta_bar(self, t: Time) -> Tensor:
+        return torch.log(-torch.expm1(self.log_alpha_bar(t)))
+
+    def __repr__(self) -> str:
+        return f"VPSchedule(beta_min={self.beta_min}, beta_max={self.beta_max})"
+
+
+@final
+class VESchedule(_ContinuousSchedule):
+    """dx = g(t) dw with sigma(t) = sigma_min (sigma_max / sigma_min)^t, so that no signal is lost."""
+
+    def __init__(self, sigma_min: float, sigma_max: float):
+        if not 0 < sigma_min < sigma_max < math.inf:
+            raise ValueError(f"need 0 < sigma_min < sigma_max, got sigma_min={sigma_min}, sigma_max={sigma_max}")
+        self.sigma_min, self.sigma_max = float(sigma_min), float(sigma_max)
+
+    def log_alpha_bar(self, t: Time) -> Tensor:
+        return torch.zeros_like(self.check_times(t))
+
+    def log_beta_bar(self, t: Time) -> Tensor:
+        growth = 2 * math.log(self.sigma_max / self.sigma_min)
+        return 2 * math.log(self.sigma_min) + torch.log(torch.expm1(growth * self.check_times(t)))
+
+    def __repr__(self) -> str:
+        return f"VESchedule(sigma_min={self.sigma_min}, sigma_max={self.sigma_max})"
+
+
+def _check_steps(steps: int) -> int:
+    if steps != int(steps) or steps < 1:
+        raise ValueError(f"steps = {steps} is not a positive integer; a schedule needs at least one step")
+    return int(steps)
+
+
+def _check_signal_left(log_alpha_bar: float, what: str) -> None:
+    """Refuse a schedule at whose end x_0 could not be recovered in float32: it divides by sqrt(alpha_bar)."""
+    if log_alpha_bar < math.log(1e-36):
+        raise ValueError(
+            f"the signal vanishes: the logarithm of the last alpha_bar is {log_alpha_bar:.1f}, below that of 1e-36; "
+            f"use smaller {what} or fewer steps"
+        )
+
+
+def _first(times: Tensor, where: Tensor) -> float:
+    value = float(times[where].flatten()[0])
+    return int(value) if value.is_integer() else value
+
+
+def _from_diffusers(scheduler: Any) -> DiscreteSchedule:
+    config: Mapping[str, Any] = getattr(scheduler, "config", {})
+    if "num_train_timesteps" not in config or not hasattr(scheduler, "betas"):
+        raise ValueError(
+            f"{type(scheduler).__name__} is not a diffusers scheduler with betas (flow-matching and sigma-space "
+            f"schedulers have none); pass one such as DDPMScheduler, or use Schedule.from_betas"
+        )
+    if config.get("rescale_betas_zero_snr"):
+        raise ValueError(
+            "rescale_betas_zero_snr=True ends with pure noise, from which x_0 cannot be recovered by a noise "
+            "prediction; load the scheduler with rescale_betas_zero_snr=False"
+        )
+    steps, kind = config["num_train_timesteps"], config.get("beta_schedule")
+    if config.get("trained_betas") is not None:
+        return Schedule.from_betas(config["trained_betas"])
+    if kind == "linear":
+        return Schedule.from_betas(np.linspace(config["beta_start"], config["beta_end"], steps))
+    if kind == "scaled_linear":
+        return Schedule.from_betas(np.linspace(config["beta_start"] ** 0.5, config["beta_end"] ** 0.5, steps) ** 2)
+    if kind == "squaredcos_cap_v2":
+        return Schedule.cosine(steps)
+    return Schedule.from_betas(scheduler.betas)

@@ -1,0 +1,115 @@
+"""Files that are whole or absent: atomic writes, locks, and reading that fails with the file's name.
+
+Everything the package writes goes through here: to a temporary name beside the target, flushed to disk, then renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+
+class StorageError(ValueError):
+    """A file cannot be read or written; the message names it and says why."""
+
+
+@contextmanager
+def atomic_writer(path: Path, text: bool = False) -> Iterator[IO[Any]]:
+    """Open a file that appears under its name only when the block ends without an error."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w" if text else "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file at once or not at all."""
+    with atomic_writer(path) as stream:
+        stream.write(content)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON, indented, at once or not at all; NaN is refused."""
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is not valid JSON: {error}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as safetensors, at once or not at all."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, safetensors.torch.save(contiguous, dict(metadata or {})))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file: its tensors and its metadata."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise StorageError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Hold a directory for one process; a second one is refused at once. Ends with the process, also a killed one."""
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        stream = (directory / ".lock").open("a")
+    except OSError as error:
+        raise StorageError(f"cannot use {directory}: {error.strerror}") from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StorageError(f"{directory} is in use by another process; wait for it, or choose another directory") from error
+        yield
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+"""A trajectory: the times 1 <= tau_1 < ... < tau_K that a short reverse process visits (Appendix D).
+
+Even and quadratic ones by exact arithmetic; optimal ones by dynamic programming over a table of costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, final
+
+import numpy as np
+
+from optcov.schedule import Schedule
+
+CONTINUOUS_GRID = 1000  # real times are multiples of 1/1000, as the paper uses the VP SDE
+
+
+@final
+@dataclass(frozen=True)
+class Trajectory:
+    """Times in ascending order, without 0.
+
+    >>> Trajectory.even(Schedule.linear(), 5).times
+    (1, 251, 500, 750, 1000)
+    >>> list(Trajectory((1, 500, 1000)).descending())
+    [(1000, 500), (500, 1), (1, 0)]
+    """
+
+    times: tuple[float, ...]
+
+    def __init__(self, times: Sequence[float]):
+        values = tuple(_number(t) for t in times)
+        if not values:
+            raise ValueError("a trajectory needs at least one time, got none")
+        for before, after in zip((0, *values), values, strict=False):
+            if not after > before:
+                raise ValueError(
+                    f"times must increase strictly and start above 0, but {after} follows {before}; sort them and remove "
+                    f"repeated ones"
+                )
+        object.__setattr__(self, "times", values)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def descending(self) -> Iterator[tuple[float, float]]:
+        """Steps (t, s) from the last time down to 0."""
+        yield from zip(reversed(self.times), (*reversed(self.times[:-1]), 0), strict=True)
+
+    def cost(self, costs: np.ndarray[Any, Any]) -> float:
+        """Sum of costs[s, t] over the steps."""
+        return float(sum(costs[int(s), int(t)] for t, s in self.descending()))
+
+    @staticmethod
+    def even(schedule: Schedule, K: int) -> Trajectory:
+        """K evenly spaced times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""
+        N = _check_length(schedule, K)
+        return _on_grid(schedule, [round(1 + Fraction(i * (N - 1), K - 1)) for i in range(K)])
+
+    @staticmethod
+    def quadratic(schedule: Schedule, K: int) -> Trajectory:
+        """K times from 1 to N, denser near 0: round(1 + (N - 1) (i / (K - 1))^2), moved up by one where they repeat."""
+        N = _check_length(schedule, K)
+        times = [0]
+        for i in range(K):
+            times.append(max(times[-1] + 1, round(1 + (N - 1) * Fraction(i, K - 1) ** 2)))
+        return _on_grid(schedule, times[1:])
+
+    @staticmethod
+    def optimal(costs: np.ndarray[Any, Any], K: int) -> Trajectory:
+        """The K times with the least total cost; costs[s, t] is (N + 1, N + 1), used where s < t."""
+        return Trajectory.optimal_all(costs, K)[K]
+
+    @staticmethod
+    def optimal_all(costs: np.ndarray[Any, Any], K_max: int) -> dict[int, Trajectory]:
+        """The best trajectory of every length 1..K_max, from one dynamic program of K_max rows."""
+        best_previous = _best_previous_times(_check_costs(costs, K_max), K_max)
+        return {K: Trajectory(_walk_back(best_previous, K)) for K in range(1, K_max + 1)}
+
+
+def _best_previous_times(costs: np.ndarray[Any, Any], K_max: int) -> np.ndarray[Any, Any]:
+    """Row k - 1, entry t: the time before t on the cheapest path of k steps from 0 to t."""
+    N = len(costs) - 1
+    by_end = np.ascontiguousarray(costs.T)  # row t holds the costs of all s, so that the minimum runs over memory
+    total = by_end[:, 0].copy()  # of one step from 0
+    total[0] = np.inf
+    previous = np.zeros((K_max, N + 1), dtype=np.int16 if N < 2**15 else np.int32)
+    block = max(1, 2**17 // (N + 1))  # rows that fit into the cache together
+    scratch = np.empty((block, N + 1))
+    for k in range(1, K_max):
+        shorter = total
+        total = np.full(N + 1, np.inf)
+        for start in range(k + 1, N + 1, block):  # k + 1 steps reach at least time k + 1
+            stop = min(start + block, N + 1)
+            s = slice(k, stop - 1)  # the time before: at least k, at most the last end - 1
+            sums = np.add(by_end[start:stop, s], shorter[s], out=scratch[: stop - start, : stop - 1 - k])
+            ends, columns = np.arange(start, stop), np.arange(k, stop - 1)
+            sums[columns[None, :] >= ends[:, None]] = np.inf
+            choice = sums.argmin(1)
+            previous[k, start:stop] = choice + k
+            total[start:stop] = sums[np.arange(stop - start), choice]
+    return previous
+
+
+def _walk_back(best_previous: np.ndarray[Any, Any], K: int) -> list[int]:
+    times = [best_previous.shape[1] - 1]
+    for k in range(K - 1, 0, -1):
+        times.append(int(best_previous[k, times[-1]]))
+    return times[::-1]
+
+
+def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
+    costs = np.asarray(costs, dtype=np.float64)
+    if costs.ndim != 2 or costs.shape[0] != costs.shape[1] or len(costs) < 2:
+        raise ValueError(f"costs must be an (N + 1, N + 1) array, got shape {costs.shape}")
+    if not 1 <= K < len(costs):
+        raise ValueError(f"K = {K} is outside 1..{len(costs) - 1}; a trajectory cannot visit more times than there are")
+    bad = np.argwhere(np.triu(np.isnan(costs), 1))
+    if len(bad):
+        s, t = bad[0]
+        raise ValueError(f"costs[{s}, {t}] is NaN; every step s < t needs a cost (use infinity to forbid one)")
+    return costs
+
+
+def _check_length(schedule: Schedule, K: int) -> int:
+    N = schedule.steps or CONTINUOUS_GRID
+    if K != int(K) or not 2 <= K <= N:
+        raise ValueError(f"K = {K} is outside 2..{N}; a trajectory runs from 1 to {N} and cannot repeat a time")
+    return N
+
+
+def _on_grid(schedule: Schedule, times: list[int]) -> Trajectory:
+    return Trajectory(times if schedule.steps else [t / CONTINUOUS_GRID for t in times])
+
+
+def _number(t: Any) -> float:
+    value = float(t)
+    if not np.isfinite(value):
+        raise ValueError(f"time {value} is not finite")
+    return int(value) if value.is_integer() and not isinstance(t, float) else value
