@@ -1,0 +1,6 @@
+"""Images in and out: sources of 8-bit images, and the way to [-1, 1] and back."""
+
+from optcov.data.images import DataError, ImageSet, flip_half, from_8bit, to_8bit
+from optcov.data.sources import load
+
+__all__ = ["DataError", "ImageSet", "flip_half", "from_8bit", "load", "to_8bit"]

@@ -1,0 +1,122 @@
+"""Sets of 8-bit images in memory, and the exact way from 8 bits to [-1, 1] and back.
+
+    x = b / 127.5 - 1,    b = round(127.5 (x + 1))
+
+The 256 levels are 2/255 apart, so that float32 carries them there and back without a single change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+class DataError(ValueError):
+    """Images cannot be read or used; the message names the file and says why."""
+
+
+@final
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one size, with labels where the source has them.
+
+    >>> images = ImageSet(torch.zeros(10, 1, 4, 4, dtype=torch.uint8), name="black")
+    >>> len(images), images.shape
+    (10, (1, 4, 4))
+    >>> images.unit(slice(0, 2)).unique().tolist()
+    [-1.0]
+    """
+
+    images: Tensor  # uint8, (n, C, H, W)
+    labels: Tensor | None = None  # int64, (n,)
+    name: str = "images"
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise DataError(
+                f"{self.name}: images must be a uint8 tensor (n, C, H, W), got {self.images.dtype} of shape "
+                f"{tuple(self.images.shape)}; convert images in [-1, 1] by data.to_8bit"
+            )
+        if 0 in self.images.shape:
+            raise DataError(f"{self.name} holds no images: its shape is {tuple(self.images.shape)}")
+        if self.labels is not None and self.labels.shape != (len(self.images),):
+            raise DataError(
+                f"{self.name} has {len(self.images)} images but labels of shape {tuple(self.labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def unit(self, index: slice | Tensor | None = None) -> Tensor:
+        """Images in [-1, 1], float32 (m, C, H, W): those at the index, or all."""
+        return from_8bit(self.images if index is None else self.images[index])
+
+    def select(self, index: slice | Tensor, name: str | None = None) -> ImageSet:
+        """Some of the images, as a set."""
+        labels = None if self.labels is None else self.labels[index]
+        return ImageSet(self.images[index], labels, name or self.name)
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Images in [-1, 1] in their order, float32 (size, C, H, W); the last batch may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.unit(slice(start, start + size))
+
+    def flipped(self) -> ImageSet:
+        """Add the mirror image of every image behind the images themselves."""
+        labels = None if self.labels is None else torch.cat([self.labels, self.labels])
+        return replace(self, images=torch.cat([self.images, self.images.flip(-1)]), labels=labels)
+
+    def split(self, test_share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+        """Train and test parts by a seeded permutation, which depends on the number of images and seed alone."""
+        count = round(len(self) * test_share)
+        if not 0 < count < len(self):
+            raise DataError(
+                f"a test share of {test_share} of {len(self)} images leaves {count} for testing and "
+                f"{len(self) - count} for training; choose a share that leaves both"
+            )
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        test, train = order[:count].sort().values, order[count:].sort().values
+        return self.select(train, f"{self.name} (train)"), self.select(test, f"{self.name} (test)")
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the shape and the pixels, in hexadecimal; labels do not count."""
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        for start in range(0, len(self), 4096):
+            digest.update(self.images[start : start + 4096].contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def from_8bit(images: Tensor) -> Tensor:
+    """Bytes to [-1, 1], float32."""
+    if images.dtype != torch.uint8:
+        raise DataError(f"8-bit images are uint8 tensors, got {images.dtype}")
+    return images.float() / 127.5 - 1
+
+
+def to_8bit(images: Tensor) -> Tensor:
+    """Images in [-1, 1] to the nearest bytes; what lies outside is clipped, NaN is refused."""
+    if not images.is_floating_point():
+        raise DataError(f"images in [-1, 1] are floating-point tensors, got {images.dtype}")
+    levels = (images.float() + 1) * 127.5
+    if bool(levels.isnan().any()):
+        raise DataError("an image holds NaN, which no byte can express; check the sampler that made it")
+    return levels.round().clamp(0, 255).to(torch.uint8)
+
+
+def flip_half(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Mirror each image (B, C, H, W) left to right with probability 1/2."""
+    chosen = torch.rand(len(images), generator=generator) < 0.5
+    return torch.where(chosen.to(images.device)[:, None, None, None], images.flip(-1), images)
