@@ -1,16 +1,43 @@
-"""optcov: the optimal reverse covariance of a diffusion model you already have."""
+"""optcov: the optimal reverse covariance of a diffusion model you already have.
 
-from optcov import oracle
-from optcov.forward import Bridge, ForwardProcess
-from optcov.gaussian import Gaussian, kl_divergence
-from optcov.prediction import NoisePrediction
-from optcov.reverse import ReverseProcess
-from optcov.schedule import Schedule
-from optcov.trajectory import Trajectory
+Names are imported when first used, so that the command line starts without waiting for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
 
+if TYPE_CHECKING:
+    from optcov import oracle
+    from optcov.forward import Bridge, ForwardProcess
+    from optcov.gaussian import Gaussian, kl_divergence
+    from optcov.methods import METHODS
+    from optcov.prediction import NoisePrediction
+    from optcov.reverse import ReverseProcess
+    from optcov.sampling import generate, sample
+    from optcov.schedule import Schedule
+    from optcov.trajectory import Trajectory
+
+_HOMES = {
+    "Bridge": "forward",
+    "ForwardProcess": "forward",
+    "Gaussian": "gaussian",
+    "METHODS": "methods",
+    "NoisePrediction": "prediction",
+    "ReverseProcess": "reverse",
+    "Schedule": "schedule",
+    "Trajectory": "trajectory",
+    "generate": "sampling",
+    "kl_divergence": "gaussian",
+    "sample": "sampling",
+}
+_MODULES = ("oracle",)
+
 __all__ = [
+    "METHODS",
     "Bridge",
     "ForwardProcess",
     "Gaussian",
@@ -18,6 +45,20 @@ __all__ = [
     "ReverseProcess",
     "Schedule",
     "Trajectory",
+    "generate",
     "kl_divergence",
     "oracle",
+    "sample",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"optcov.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"optcov.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'optcov' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,212 @@
+"""Draw from a reverse process along a trajectory: x_s ~ p(x_s | x_t), from the last time down to 0.
+
+As the paper samples: the last step shows its mean, and the step that lands on tau_1 has its standard deviation capped
+so that it moves no pixel by more than y 8-bit levels on average (Appendix F). Both are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.gaussian import Gaussian
+from optcov.noise import batch_noise
+from optcov.reverse import ReverseProcess
+from optcov.trajectory import Trajectory
+
+StepNoise = Callable[[float, float], Tensor]
+LAST_STEPS = ("mean", "draw")
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """One step of sampling, as a callback sees it."""
+
+    t: float
+    s: float
+    x_t: Tensor  # (B, *D)
+    gaussian: Gaussian  # p(x_s | x_t), with the noise cap applied
+    x_s: Tensor  # (B, *D)
+
+    def log_prob(self) -> Tensor:
+        """log p(x_s | x_t) in nats, (B,); also at eta = 0, where a positive v makes it well defined."""
+        return self.gaussian.log_prob(self.x_s)
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """Some of the images of a run."""
+
+    images: Tensor  # x_0, (B, *D)
+    indices: tuple[int, ...]  # the number of each image in the run, which with the seed determines its noise
+
+
+def sample(
+    process: ReverseProcess,
+    trajectory: Trajectory,
+    shape: Sequence[int] | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    noise: StepNoise | None = None,
+    noise_cap: float | None = None,
+    last_step: str = "mean",
+    *,
+    indices: Sequence[int] | None = None,
+    callback: Callable[[Step], None] | None = None,
+    differentiable: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Draw x_0 of the given shape (B, *D).
+
+    start: x at the last time, instead of drawing it. noise: callable (t, s) -> (B, *D), instead of drawing it.
+    indices: the number of each image, (B,); with the seed they determine its noise, whatever the batch. noise_cap: y in
+    8-bit levels. last_step: "mean" | "draw". differentiable: keep the graph, for gradients through the sampler.
+
+    >>> from optcov import ForwardProcess, Schedule, oracle
+    >>> schedule = Schedule.linear()
+    >>> data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [0.25])
+    >>> process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "sn", data_range=None)
+    >>> sample(process, Trajectory.even(schedule, 10), shape=(4, 2)).shape
+    torch.Size([4, 2])
+    """
+    if last_step not in LAST_STEPS:
+        raise ValueError(f"last_step = {last_step!r} is not one of {', '.join(LAST_STEPS)}")
+    variance_cap = _variance_cap(process, noise_cap)
+    shape = _check_shape(shape, start)
+    indices = range(shape[0]) if indices is None else indices
+    if len(indices) != shape[0]:
+        raise ValueError(f"there are {len(indices)} indices for a batch of {shape[0]} images; pass one per image")
+    for t in trajectory.times:
+        process.forward.schedule.check_times(t)
+
+    def drawn(stream: int) -> Tensor:
+        return batch_noise(seed, indices, stream, shape[1:], dtype).to(device)
+
+    if start is None:
+        x = drawn(0) * _prior_std(process, trajectory.times[-1])
+    else:
+        x, dtype, device = start, start.dtype, start.device
+    watch = _FiniteWatch(shape[0], x.device)
+    with nullcontext() if differentiable else torch.no_grad():
+        for number, (t, s) in enumerate(trajectory.descending(), start=1):
+            prediction = process.predict(x, t)
+            watch.look(prediction.bad_samples(), number)
+            step = process.step_from(prediction, x, t, s)
+            if s == trajectory.times[0] and variance_cap is not None:
+                step = Gaussian(step.mean, step.covariance.clamped(variance_cap)[0])
+            if s == 0 and last_step == "mean":
+                x_s = step.mean
+            else:
+                x_s = step.sample(drawn(number) if noise is None else _check_noise(noise(t, s), x))
+            if callback is not None:
+                callback(Step(t, s, x, step, x_s))
+            x = x_s
+    watch.require_finite(trajectory)
+    return x
+
+
+def generate(
+    process: ReverseProcess,
+    trajectory: Trajectory,
+    image_shape: Sequence[int],
+    images: int | Sequence[int],
+    batch_size: int = 64,
+    seed: int = 0,
+    noise_cap: float | None = None,
+    last_step: str = "mean",
+    *,
+    callback: Callable[[Step], None] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Iterator[Batch]:
+    """Draw many images batch by batch.
+
+    images: how many, or the numbers of those wanted, so that an interrupted run goes on with what is missing and
+    several processes take a share each: image i is the same in all of them.
+    """
+    wanted = range(images) if isinstance(images, int) else images
+    if batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size} is not positive")
+    for first in range(0, len(wanted), batch_size):
+        indices = tuple(wanted[first : first + batch_size])
+        drawn = sample(
+            process,
+            trajectory,
+            (len(indices), *image_shape),
+            seed,
+            noise_cap=noise_cap,
+            last_step=last_step,
+            indices=indices,
+            callback=callback,
+            dtype=dtype,
+            device=device,
+        )
+        yield Batch(drawn, indices)
+
+
+class _FiniteWatch:
+    """Remembers on the device which samples went bad first at which step; read once, at the end."""
+
+    def __init__(self, batch: int, device: torch.device):
+        self._first_bad = torch.zeros(batch, dtype=torch.long, device=device)
+
+    def look(self, bad: Tensor, number: int) -> None:
+        self._first_bad = torch.where(bad & (self._first_bad == 0), number, self._first_bad)
+
+    def require_finite(self, trajectory: Trajectory) -> None:
+        first_bad = self._first_bad.cpu()
+        samples = first_bad.nonzero().flatten().tolist()
+        if samples:
+            number = int(first_bad[samples].min())
+            t = trajectory.times[-number]
+            raise ValueError(
+                f"the network returned NaN or infinity: first at step {number} (time {t}), in samples {samples[:10]}"
+                f"{' and others' if len(samples) > 10 else ''}; check its input scale, its weights and its precision"
+            )
+
+
+def _variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | None:
+    """The largest variance of the step that lands on tau_1: (y (b - a)/255 sqrt(pi/2))^2, since E|eps| = sqrt(2/pi)."""
+    if noise_cap is None:
+        return None
+    if process.data_range is None:
+        raise ValueError(
+            f"noise_cap = {noise_cap} counts 8-bit levels and needs a data_range; pass data_range to the process, or "
+            f"noise_cap=None"
+        )
+    if not noise_cap > 0:
+        raise ValueError(f"noise_cap = {noise_cap} must be a positive number of 8-bit levels, or None")
+    low, high = process.data_range
+    return (noise_cap * (high - low) / 255 * math.sqrt(math.pi / 2)) ** 2
+
+
+def _check_shape(shape: Sequence[int] | None, start: Tensor | None) -> tuple[int, ...]:
+    if shape is None and start is None:
+        raise ValueError("pass the shape (B, *D) of what to draw, or start, the tensor to start from")
+    if start is not None and shape is not None and tuple(shape) != tuple(start.shape):
+        raise ValueError(f"start has shape {tuple(start.shape)}, but shape is {tuple(shape)}; pass one of them")
+    known = tuple(start.shape) if start is not None else tuple(shape or ())
+    if len(known) < 2 or min(known) < 1:
+        raise ValueError(f"shape = {known} is not (B, *D) with a batch and at least one data axis, all positive")
+    return known
+
+
+def _check_noise(noise: Tensor, x: Tensor) -> Tensor:
+    if noise.shape != x.shape:
+        raise ValueError(f"the supplied noise has shape {tuple(noise.shape)}, but x has {tuple(x.shape)}")
+    return noise
+
+
+def _prior_std(process: ReverseProcess, t: float) -> Tensor:
+    """1 for a variance-preserving process; for others that of unit-variance data at the last time."""
+    schedule = process.forward.schedule
+    return (schedule.alpha_bar(t) + schedule.beta_bar(t)).sqrt()
