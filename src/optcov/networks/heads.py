@@ -5,8 +5,7 @@
     dense      out(linear(SiLU(...SiLU(linear(SiLU(norm(h))))))) for features without pixels
 
 with h the features and `out` the output transform: "exp" is positive by construction, as second moments are;
-"linear" is the paper's, and that of the learned range. The last layer starts at zero, so that a fresh head returns
-out(0).
+"linear" is the paper's, and that of the learned range. The last layer starts at zero: a fresh head returns out(0).
 """
 
 from __future__ import annotations

@@ -1,0 +1,21 @@
+"""Networks: a backbone with tapped features, heads on them, and the times they were trained on."""
+
+from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
+from optcov.networks.heads import ConvHead, DenseHead, Head, ResidualHead, build_head, head_config
+from optcov.networks.network import HeadedNetwork
+from optcov.networks.times import TimeArgument, TimeMatch
+
+__all__ = [
+    "Backbone",
+    "BackboneOutput",
+    "ConvHead",
+    "DenseHead",
+    "Head",
+    "HeadedNetwork",
+    "ResidualHead",
+    "TimeArgument",
+    "TimeMatch",
+    "build_head",
+    "fingerprint",
+    "head_config",
+]

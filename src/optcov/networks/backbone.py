@@ -1,0 +1,117 @@
+"""A backbone: any module that predicts from (x, time), with its features tapped on the way.
+
+The input of a named output module (`conv_norm_out` of diffusers' UNet2DModel) is the last thing that noise prediction
+and heads share; a forward pre-hook reads it, so that one forward pass serves them all, and nobody's forward pass is
+rewritten. The time embedding is read likewise, for the heads that need it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+
+@final
+@dataclass(frozen=True)
+class BackboneOutput:
+    """What one forward pass gives."""
+
+    output: Tensor  # the module's own output, (B, C or 2C, *D)
+    features: Tensor  # input of the tapped module, (B, F, *D)
+    time_embedding: Tensor | None  # (B, E)
+
+
+@final
+class Backbone(nn.Module):
+    """A module with the names of what to tap in it.
+
+    module: takes (x, time argument (B,)) and returns a tensor, or an object with `.sample` as diffusers does.
+    tap: name of the submodule whose input is the features; the module's output should depend on them alone.
+    time_embedding: name of the submodule whose output is the time embedding, or None.
+
+    >>> from torch import nn
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.body, self.out = nn.Linear(3, 8), nn.Linear(8, 2)
+    ...     def forward(self, x, time):
+    ...         return self.out(torch.tanh(self.body(torch.cat([x, time[:, None]], 1))))
+    >>> Backbone(Net(), tap="out")(torch.zeros(5, 2), torch.zeros(5)).features.shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(self, module: nn.Module, tap: str = "conv_norm_out", time_embedding: str | None = None):
+        super().__init__()
+        self.module = module
+        self.tap = tap
+        self.time_embedding = time_embedding
+        for name in (tap, time_embedding):
+            if name is not None:
+                _submodule(module, name)
+
+    @staticmethod
+    def unet(module: nn.Module) -> Backbone:
+        """Wrap a diffusers UNet2DModel: features before `conv_norm_out`, time embedding from `time_embedding`."""
+        return Backbone(module, tap="conv_norm_out", time_embedding="time_embedding")
+
+    def forward(self, x: Tensor, time: Tensor) -> BackboneOutput:
+        """Run the module once: x (B, C, *D), time argument (B,)."""
+        with self._taps() as seen:
+            raw = self.module(x, time)
+        if "features" not in seen:
+            raise ValueError(
+                f"the module {self.tap!r} did not run in the forward pass, so its input could not be read; "
+                f"tap a module that every forward pass uses"
+            )
+        output = raw if isinstance(raw, Tensor) else raw.sample
+        return BackboneOutput(output, seen["features"], seen.get("time_embedding"))
+
+    @contextmanager
+    def _taps(self) -> Iterator[dict[str, Tensor]]:
+        """Hooks for one forward pass; none stays on the module, which may be somebody else's."""
+        seen: dict[str, Tensor] = {}
+
+        def read_features(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            seen["features"] = args[0]
+
+        def read_time(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+            seen["time_embedding"] = output
+
+        handles = [_submodule(self.module, self.tap).register_forward_pre_hook(read_features)]
+        if self.time_embedding is not None:
+            handles.append(_submodule(self.module, self.time_embedding).register_forward_hook(read_time))
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 of a module's weights by name, as float32, in hexadecimal: what heads remember of their backbone.
+
+    Weights stored in half precision and read back as float32 keep it, since that is exact.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        values = tensor.detach().cpu()
+        values = values.float() if values.is_floating_point() else values
+        digest.update(f"{name}{tuple(values.shape)}".encode())
+        digest.update(values.contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+    return digest.hexdigest()
+
+
+def _submodule(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError as error:
+        children = ", ".join(child for child, _ in module.named_children()) or "none"
+        raise ValueError(
+            f"{type(module).__name__} has no submodule {name!r} to tap; its own submodules are: {children}"
+        ) from error

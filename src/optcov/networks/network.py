@@ -1,0 +1,117 @@
+"""A noise predictor with heads: the callable (x_t, t) -> NoisePrediction that the rest of the package speaks of.
+
+backbone(x_t, argument(t)) -> raw output, features, time embedding
+noise = to_noise(raw output),  heads = {name: head(features, time embedding)}        (Eq. 17)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from optcov.gaussian import per_sample
+from optcov.networks.backbone import Backbone, BackboneOutput
+from optcov.networks.heads import Head
+from optcov.networks.times import TimeArgument, TimeMatch
+from optcov.prediction import PARAMETERISATIONS, NoisePrediction, to_noise
+from optcov.schedule import Schedule, Time
+
+
+@final
+class HeadedNetwork(nn.Module):
+    """A backbone, the schedule it was trained on, and any number of heads.
+
+    schedule: the backbone's own; times t of a call are times of this schedule unless `on` gives another one.
+    time_argument: (t - shift) * scale as the backbone expects it; by default 1000 n / N, or 999 t.
+    parameterisation: what the backbone's output means, "epsilon" | "sample" | "v_prediction".
+    learned_range: the output has twice the channels, noise and the v of Improved DDPM.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        schedule: Schedule,
+        heads: Mapping[str, Head] | None = None,
+        time_argument: TimeArgument | None = None,
+        parameterisation: str = "epsilon",
+        learned_range: bool = False,
+    ):
+        super().__init__()
+        if parameterisation not in PARAMETERISATIONS:
+            raise ValueError(
+                f"unknown parameterisation {parameterisation!r}; choose one of {', '.join(PARAMETERISATIONS)}"
+            )
+        self.backbone = backbone
+        self.native_schedule = schedule
+        self.schedule = schedule
+        self.heads = nn.ModuleDict(dict(heads or {}))
+        self.time_argument = time_argument or TimeArgument.default(schedule)
+        self.parameterisation = parameterisation
+        self.learned_range = learned_range
+        self._match: TimeMatch | None = None
+
+    def on(self, schedule: Schedule) -> HeadedNetwork:
+        """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
+        other = HeadedNetwork(
+            self.backbone,
+            self.native_schedule,
+            None,
+            self.time_argument,
+            self.parameterisation,
+            self.learned_range,
+        )
+        other.heads = self.heads
+        other.schedule = schedule
+        other._match = TimeMatch(schedule, self.native_schedule)
+        other.train(self.training)
+        return other
+
+    def forward(self, x_t: Tensor, t: Time) -> NoisePrediction:
+        """Predict noise and heads at x_t (B, *D) and t, a number or (B,), a time of `self.schedule`."""
+        return self.predict_from(self.features(x_t, t), x_t, t)
+
+    def features(self, x_t: Tensor, t: Time) -> BackboneOutput:
+        """Run the backbone once, without the heads."""
+        times = self.schedule.check_times(t)
+        if self._match is not None:
+            power = self.schedule.alpha_bar(times) + self.schedule.beta_bar(times)
+            x_t = x_t / per_sample(power.sqrt(), x_t)
+            times = self._match(times)
+        argument = self.time_argument(times).to(x_t.device).expand(len(x_t))
+        output: BackboneOutput = self.backbone(x_t, argument)
+        channels = x_t.shape[1] * (2 if self.learned_range else 1)
+        if output.output.shape[1] != channels:
+            raise ValueError(
+                f"the backbone returned {output.output.shape[1]} channels for images with {x_t.shape[1]}, expected "
+                f"{channels}; {_channel_remedy(output.output.shape[1], x_t.shape[1])}"
+            )
+        return output
+
+    def noise_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Tensor:
+        """The noise that the backbone's raw output implies, (B, *D)."""
+        raw = output.output[:, : x_t.shape[1]]
+        if self.parameterisation == "epsilon":
+            return raw
+        alpha_bar, beta_bar = (
+            per_sample(level, x_t) for level in (self.schedule.alpha_bar(t), self.schedule.beta_bar(t))
+        )
+        power = alpha_bar + beta_bar  # 1, unless the schedule in use is not variance-preserving
+        return to_noise(
+            raw, x_t / torch.sqrt(power), alpha_bar / power, beta_bar / power, self.parameterisation
+        )
+
+    def predict_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> NoisePrediction:
+        """Noise and heads from a backbone pass at hand."""
+        heads = {name: head(output.features, output.time_embedding) for name, head in self.heads.items()}
+        if self.learned_range:
+            heads["range"] = output.output[:, x_t.shape[1] :]
+        return NoisePrediction(self.noise_from(output, x_t, t), heads)
+
+
+def _channel_remedy(returned: int, images: int) -> str:
+    if returned == 2 * images:
+        return "pass learned_range=True for a network of Improved DDPM"
+    return "use images with as many channels as the network was trained on"

@@ -1,0 +1,106 @@
+"""Times as a network was trained on them: the time argument, and how to meet another schedule.
+
+The time argument of a network is (t - shift) * scale: scale 1000 / N for a discrete schedule of N steps (shift 0 or
+1), and 999 for the VP SDE. A network knows noise by its level alone, so that it serves every schedule: a time t of
+another one becomes the time with the same log-SNR on the network's own, and x_t is scaled to unit total power (which
+it has already, if the other schedule is variance-preserving).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optcov.schedule import DiscreteSchedule, Schedule, Time, VPSchedule
+
+FIRST_TIME = 1e-5  # continuous training draws t in [FIRST_TIME, 1]
+TOLERANCE = 0.1  # of log-SNR: a network does not notice; the linear schedule ends 0.07 beyond the VP SDE
+
+
+@final
+@dataclass(frozen=True)
+class TimeArgument:
+    """The rule (t - shift) * scale.
+
+    >>> TimeArgument.discrete(4000, shift=1)(torch.tensor([1, 2, 500, 4000])).tolist()
+    [0.0, 0.25, 124.75, 999.75]
+    >>> TimeArgument.continuous()(0.5).item()
+    499.5
+    """
+
+    scale: float
+    shift: float = 0.0
+
+    @staticmethod
+    def discrete(steps: int, shift: float = 0.0) -> TimeArgument:
+        """(n - shift) * 1000 / N."""
+        return TimeArgument(1000 / steps, shift)
+
+    @staticmethod
+    def continuous() -> TimeArgument:
+        """999 * t."""
+        return TimeArgument(999.0)
+
+    @staticmethod
+    def default(schedule: Schedule) -> TimeArgument:
+        """The rule of a network trained by this package on the schedule."""
+        return TimeArgument.discrete(schedule.steps) if schedule.steps else TimeArgument.continuous()
+
+    def __call__(self, t: Time) -> Tensor:
+        """Argument as float32, () or (B,); never less, since half precision merges neighbouring times."""
+        return ((torch.as_tensor(t, dtype=torch.float64) - self.shift) * self.scale).float()
+
+
+@final
+class TimeMatch:
+    """From times of one schedule to times of equal log-SNR on the schedule that a network was trained on.
+
+    Where the network has seen no such noise level, its nearest time is taken, with one warning.
+    """
+
+    def __init__(self, schedule: Schedule, native: Schedule):
+        if not isinstance(native, DiscreteSchedule | VPSchedule):
+            raise ValueError(
+                f"cannot match times to {native!r}; the network's own schedule must be variance-preserving"
+            )
+        self.schedule, self.native = schedule, native
+        first = 1.0 if native.steps else FIRST_TIME
+        self._highest = float(native.log_snr(first))
+        self._lowest = float(native.log_snr(native.final_time))
+        self._warned = False
+
+    def __call__(self, t: Time) -> Tensor:
+        """Native time, float64, () or (B,)."""
+        log_snr = self.schedule.log_snr(t)
+        inside = log_snr.clamp(self._lowest, self._highest)
+        self._warn_once(log_snr, inside)
+        # log alpha_bar = -log(1 + 1 / snr) for every variance-preserving schedule
+        return _time_of(self.native, -torch.nn.functional.softplus(-inside))
+
+    def _warn_once(self, log_snr: Tensor, inside: Tensor) -> None:
+        if self._warned or not bool(((log_snr - inside).abs() > TOLERANCE).any()):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self.schedule!r} has noise levels outside those the network was trained on (log-SNR "
+            f"{self._lowest:.2f} to {self._highest:.2f} of {self.native!r}); the nearest trained time is used there",
+            stacklevel=4,
+        )
+
+
+def _time_of(schedule: DiscreteSchedule | VPSchedule, log_alpha_bar: Tensor) -> Tensor:
+    """Invert log_alpha_bar: exactly for the VP SDE, by interpolation between a discrete schedule's times."""
+    if isinstance(schedule, VPSchedule):
+        decay, slope = -log_alpha_bar, schedule.beta_max - schedule.beta_min
+        root = torch.sqrt(schedule.beta_min**2 + 2 * slope * decay)
+        return (
+            2 * decay / (schedule.beta_min + root)
+        )  # the quadratic's positive root, in the form without cancellation
+    levels = schedule.log_alpha_bar(torch.arange(len(schedule.betas) + 1)).numpy()
+    times = np.interp(-log_alpha_bar.numpy(), -levels, np.arange(len(levels), dtype=np.float64))
+    return torch.as_tensor(times)
