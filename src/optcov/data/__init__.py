@@ -1,6 +1,18 @@
 """Images in and out: sources of 8-bit images, and the way to [-1, 1] and back."""
 
+from optcov.data.export import grid, write_npz, write_png
 from optcov.data.images import DataError, ImageSet, flip_half, from_8bit, to_8bit
-from optcov.data.sources import load
+from optcov.data.sources import join, load
 
-__all__ = ["DataError", "ImageSet", "flip_half", "from_8bit", "load", "to_8bit"]
+__all__ = [
+    "DataError",
+    "ImageSet",
+    "flip_half",
+    "from_8bit",
+    "grid",
+    "join",
+    "load",
+    "to_8bit",
+    "write_npz",
+    "write_png",
+]

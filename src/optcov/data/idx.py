@@ -47,7 +47,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def _read_shape(path: Path, stream: _Readable, most: int) -> tuple[int, ...]:
-    """Read the header; most is what the file can hold at all, so that no memory is set aside for a false claim."""
+    """Read the header; most is what the file can hold, so that no memory is set aside for a false claim."""
     magic = stream.read(4)
     if len(magic) != 4 or magic[:2] != b"\0\0" or magic[2] != UNSIGNED_BYTE or not 1 <= magic[3] <= 4:
         raise DataError(

@@ -79,7 +79,7 @@ class ImageSet:
         return replace(self, images=torch.cat([self.images, self.images.flip(-1)]), labels=labels)
 
     def split(self, test_share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """Train and test parts by a seeded permutation, which depends on the number of images and seed alone."""
+        """Train and test parts by a permutation that depends on the number of images and the seed alone."""
         count = round(len(self) * test_share)
         if not 0 < count < len(self):
             raise DataError(

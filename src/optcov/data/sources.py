@@ -1,23 +1,83 @@
-"""Where images come from: one name or path, recognised by what lies there."""
+"""Where images come from: one name or path, recognised by what lies there.
+
+source                                     splits
+directory with idx files (MNIST family)    the published ones
+directory with CIFAR-10 batches            the published ones
+directory of image files                   its sub-directories train and test, or 90 % and 10 % by a seed
+file.npz                                   arrays named train and test, or 90 % and 10 % by a seed
+file.npy                                   90 % and 10 % by a seed
+hf:NAME                                    those of the Hugging Face data set
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from optcov.data.arrays import load_npy, load_npz
+from optcov.data.cifar import find_batches, load_cifar
+from optcov.data.folders import load_folder
+from optcov.data.huggingface import load_hub
 from optcov.data.idx import is_idx_directory, load_idx
 from optcov.data.images import DataError, ImageSet
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "test", "all")
+HUB_PREFIX = "hf:"
 
 
-def load(source: str | Path, split: str = "train") -> ImageSet:
-    """Load one split of a source of images.
+def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed: int = 0) -> ImageSet:
+    """Load one split of a source of images; the module's docstring lists the sources.
 
-    source: a directory with idx files.
+    split: "train", "test" or "all". test_share and seed make splits where the source has none:
+    the same images in the same order give the same split.
     """
     if split not in SPLITS:
         raise DataError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
+    if split != "all":
+        images, own_split = _load_split(source, split)
+        return images if own_split else images.split(test_share, seed)[split == "test"]
+    images, own_split = _load_split(source, "train")
+    return join(images, _load_split(source, "test")[0]) if own_split else images
+
+
+def join(first: ImageSet, second: ImageSet) -> ImageSet:
+    """One set of two, the second behind the first."""
+    if first.shape != second.shape:
+        raise DataError(
+            f"images of {first.name} are {first.shape}, those of {second.name} are {second.shape}"
+        )
+    labels = None
+    if first.labels is not None and second.labels is not None:
+        labels = torch.cat([first.labels, second.labels])
+    return ImageSet(torch.cat([first.images, second.images]), labels, f"{first.name} + {second.name}")
+
+
+def _load_split(source: str | Path, split: str) -> tuple[ImageSet, bool]:
+    """Load a split and tell whether the source has splits; without them, load all."""
+    if str(source).startswith(HUB_PREFIX):
+        return load_hub(str(source)[len(HUB_PREFIX) :], split), True
     path = Path(source)
-    if path.is_dir() and is_idx_directory(path):
-        return load_idx(path, split)
-    raise DataError(f"{source} is not a source of images")
+    if path.is_dir():
+        return _load_directory(path, split)
+    if not path.is_file():
+        raise DataError(
+            f"no images at {source}: give a directory, a .npz or .npy file, or hf:NAME "
+            f"(optcov data fashion-mnist DIR fetches some)"
+        )
+    if path.suffix == ".npz":
+        return load_npz(path, split)
+    if path.suffix == ".npy":
+        return load_npy(path), False
+    raise DataError(f"{source} is not a .npz or .npy file; put single images into a directory")
+
+
+def _load_directory(path: Path, split: str) -> tuple[ImageSet, bool]:
+    if is_idx_directory(path):
+        return load_idx(path, split), True
+    batches = find_batches(path, split)
+    if batches is not None:
+        return load_cifar(batches, split), True
+    if all((path / part).is_dir() for part in ("train", "test")):
+        return load_folder(path / split), True
+    return load_folder(path), False

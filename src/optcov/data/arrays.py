@@ -1,0 +1,152 @@
+"""npy and npz files read without trust: sizes are checked against the file before memory is set aside.
+
+Pickled objects are refused, and so is an array that declares more than its file can hold (a zip bomb).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optcov.data.images import DataError, ImageSet
+
+Array = np.ndarray[Any, Any]
+
+MAX_BYTES = 2**34  # of one array: ImageNet 64x64 has 2**33.8
+DEFLATE_RATIO = 1032  # the most that deflate can shrink anything
+UNSPLIT_NAMES = ("images", "arr_0", "samples", "x", "data")
+
+_MALFORMED = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    NotImplementedError,
+)
+_BROKEN = (*_MALFORMED, SyntaxError, RecursionError, MemoryError, RuntimeError, struct.error, zlib.error)
+
+
+def read_npy(path: Path) -> Array:
+    """Read a npy file of numbers."""
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            return _read_array(stream, path.stat().st_size, str(path))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """Read all arrays of a npz file of numbers."""
+    path = Path(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (*_BROKEN, zipfile.BadZipFile) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "it is not a whole zip archive"
+        raise DataError(f"cannot read {path}: {reason}") from error
+    with archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        if not members:
+            raise DataError(f"{path} holds no arrays")
+        return {member.filename[:-4]: _read_member(archive, member, path) for member in members}
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Array:
+    name = f"{path}[{member.filename[:-4]!r}]"
+    if member.file_size > DEFLATE_RATIO * member.compress_size + 1024:
+        raise DataError(
+            f"{name} declares {member.file_size} bytes in {member.compress_size}, which cannot be true"
+        )
+    try:
+        with archive.open(member) as stream:
+            return _read_array(stream, member.file_size, name)
+    except (OSError, RuntimeError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read {name}: {error}") from error
+
+
+def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
+    """Read header and content of a stream that holds `size` bytes."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    except _BROKEN as error:
+        raise DataError(f"{name} is not a npy array: {' '.join(str(error).split())[:200]}") from error
+    if dtype.kind not in "biuf":
+        raise DataError(
+            f"{name} holds {dtype}, not numbers; save it as a plain array (objects are never unpickled)"
+        )
+    needed = math.prod(shape) * dtype.itemsize
+    if not 0 <= needed <= min(size, MAX_BYTES):
+        raise DataError(f"{name} declares {needed} bytes, shape {shape}, but holds fewer than that")
+    content = bytearray(stream.read(needed))
+    if len(content) != needed or stream.read(1):
+        raise DataError(f"{name} does not hold the {needed} bytes of shape {shape} that it declares")
+    array: Array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+    return array
+
+
+def load_npy(path: Path) -> ImageSet:
+    """Load all images of a npy file."""
+    return ImageSet(as_images(read_npy(path), str(path)), None, Path(path).name)
+
+
+def load_npz(path: Path, split: str) -> tuple[ImageSet, bool]:
+    """Load a split of a npz file, and tell whether the file has splits; without them, load all.
+
+    A split is an array named e.g. train, x_train or train_images, with train_labels or y_train.
+    """
+    arrays = read_npz(path)
+    for names, label_names in (
+        ((split, f"x_{split}", f"{split}_images"), (f"{split}_labels", f"y_{split}")),
+        (UNSPLIT_NAMES, ("labels", "arr_1", "y")),
+        (tuple(arrays) if len(arrays) == 1 else (), ()),
+    ):
+        found = next((name for name in names if name in arrays), None)
+        if found is not None:
+            images = as_images(arrays[found], f"{path}[{found!r}]")
+            own_split = split in found
+            name = f"{Path(path).name} ({split})" if own_split else Path(path).name
+            return ImageSet(images, _labels(arrays, label_names, path), name), own_split
+    raise DataError(
+        f"{path} holds {', '.join(map(repr, arrays))}, but no images under a known name; "
+        f"name them {split!r}, or 'images' if there are no splits"
+    )
+
+
+def _labels(arrays: Mapping[str, Array], names: tuple[str, ...], path: Path) -> Tensor | None:
+    name = next((name for name in names if name in arrays), None)
+    if name is None:
+        return None
+    if arrays[name].dtype.kind not in "biu":
+        raise DataError(f"{path}[{name!r}]: labels must be integers, got {arrays[name].dtype}")
+    return torch.from_numpy(arrays[name].astype(np.int64).reshape(-1))
+
+
+def as_images(array: Array, name: str) -> Tensor:
+    """Turn (n, H, W), (n, H, W, C) or (n, C, H, W) of bytes into (n, C, H, W), C = 1 or 3."""
+    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+        raise DataError(
+            f"{name} must hold 8-bit images, (n, H, W), (n, H, W, C) or (n, C, H, W), "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if array.ndim == 3:
+        array = array[:, None]
+    first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+    if first == last:
+        raise DataError(f"{name}: shape {array.shape} does not tell where the 1 or 3 channels are")
+    return torch.from_numpy(np.ascontiguousarray(array if first else array.transpose(0, 3, 1, 2)))

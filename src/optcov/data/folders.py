@@ -1,0 +1,96 @@
+"""Folders of image files, in the order of their names, with every check made before an image is decoded."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from optcov.data.images import DataError, ImageSet
+
+FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "BMP": (".bmp",),
+    "WEBP": (".webp",),
+    "PPM": (".ppm", ".pgm"),
+}
+MAX_PIXELS = 2**24  # of one image: 4096 x 4096, so that a small file cannot claim gigabytes
+MODES = {"L": 1, "RGB": 3}
+
+# what Pillow's decoders are known to raise on damaged files, beside its own errors
+_DECODING = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError)
+
+
+def image_files(directory: Path) -> list[Path]:
+    """Image files below a directory, sorted by their path; hidden files do not count."""
+    suffixes = {suffix for group in FORMATS.values() for suffix in group}
+    directory = Path(directory)
+    relative = (
+        path.relative_to(directory) for path in directory.rglob("*") if path.suffix.lower() in suffixes
+    )
+    shown = (path for path in relative if not any(part.startswith(".") for part in path.parts))
+    return [directory / path for path in sorted(shown, key=lambda path: path.as_posix())]
+
+
+def load_folder(directory: Path) -> ImageSet:
+    """Load every image below a directory; they must agree in size and colour mode."""
+    files = image_files(directory)
+    if not files:
+        known = ", ".join(suffix for group in FORMATS.values() for suffix in group)
+        raise DataError(f"{directory} holds no images; known endings are {known}")
+    first = read_image(files[0])
+    images = np.empty((len(files), *first.shape), np.uint8)
+    images[0] = first
+    for number, path in enumerate(files[1:], start=1):
+        images[number] = read_image(path, first.shape, files[0])
+    return ImageSet(torch.from_numpy(images), None, Path(directory).name)
+
+
+def read_image(
+    path: Path, shape: tuple[int, ...] | None = None, like: Path | None = None
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Read one image as uint8 (C, H, W); shape is what it must have because the file `like` has it."""
+    from PIL import Image
+
+    broken = (
+        *_DECODING,
+        struct.error,
+        zlib.error,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow warns of damage that it reads over
+            with Image.open(path, formats=tuple(FORMATS)) as image:
+                _check_header(path, image.mode, image.size, shape, like)
+                pixels = np.array(image, dtype=np.uint8)
+    except DataError:
+        raise
+    except (*broken, Warning) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise DataError(
+            f"cannot read the image {path}: {reason or type(error).__name__}; remove or replace it"
+        ) from error
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _check_header(
+    path: Path, mode: str, size: tuple[int, int], shape: tuple[int, ...] | None, like: Path | None
+) -> None:
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise DataError(f"{path} declares {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+    if mode not in MODES:
+        raise DataError(f"{path} has the colour mode {mode}; convert it to 8-bit grey (L) or RGB")
+    if shape is not None and shape != (MODES[mode], height, width):
+        raise DataError(
+            f"{path} is {width} x {height} with {MODES[mode]} channels, but {like} is "
+            f"{shape[2]} x {shape[1]} with {shape[0]}; a set of images needs one size and one colour mode"
+        )

@@ -1,0 +1,46 @@
+"""Images from the Hugging Face hub, by the optional package `datasets`; no code of a data set is ever run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from optcov.data.images import DataError, ImageSet
+
+
+def load_hub(name: str, split: str) -> ImageSet:
+    """Load a split of a data set on the hub, or of a local directory of parquet files."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"hf:{name} needs the package datasets; install it by pip install 'optcov[datasets]'"
+        ) from error
+    try:
+        table = datasets.load_dataset(name, split=split)
+    except Exception as error:  # hub, network, parser and file errors have no common base in that package
+        raise DataError(f"cannot load hf:{name} ({split}): {' '.join(str(error).split())[:300]}") from error
+    column = next((key for key, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
+    if column is None:
+        raise DataError(f"hf:{name} has no image column among {', '.join(table.features)}")
+    label = next((key for key, kind in table.features.items() if isinstance(kind, datasets.ClassLabel)), None)
+    pixels = [_pixels(row, f"hf:{name} ({split}), row {number}") for number, row in enumerate(table[column])]
+    if len({image.shape for image in pixels}) != 1:
+        odd = next(number for number, image in enumerate(pixels) if image.shape != pixels[0].shape)
+        raise DataError(
+            f"hf:{name} ({split}): row {odd} has the shape {pixels[odd].shape}, row 0 has {pixels[0].shape}; "
+            f"a set of images needs one size and one colour mode"
+        )
+    labels = None if label is None else torch.tensor(list(table[label]))
+    return ImageSet(torch.from_numpy(np.stack(pixels)), labels, f"{Path(name).name} ({split})")
+
+
+def _pixels(image: Any, name: str) -> np.ndarray[Any, Any]:
+    """uint8 (C, H, W) of a Pillow image."""
+    if image.mode not in ("L", "RGB"):
+        raise DataError(f"{name} has the colour mode {image.mode}; convert it to 8-bit grey (L) or RGB")
+    pixels = np.array(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
