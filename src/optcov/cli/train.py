@@ -1,0 +1,97 @@
+"""`optcov train`: a noise predictor from images, resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from optcov.cli.console import errors, finish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from optcov.training.loop import StepRecord
+
+
+def command(
+    data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, ..."),
+    out: Path = typer.Option(
+        ..., help="Run directory; a run that was stopped goes on from its last checkpoint."
+    ),
+    steps: int = typer.Option(100_000, help="Training steps."),
+    batch_size: int = typer.Option(128, help="Images per step, over all processes."),
+    learning_rate: float = typer.Option(2e-4, help="Peak learning rate of AdamW."),
+    warmup: int = typer.Option(500, help="Steps of linear warm-up."),
+    decay: str = typer.Option("cosine", help="Learning rate after the warm-up: cosine or constant."),
+    ema: float = typer.Option(0.9999, help="Decay of the moving average of the weights."),
+    clip: float = typer.Option(1.0, help="Largest norm of the gradient."),
+    schedule: str = typer.Option("vp_sde", help="Noise schedule: vp_sde, linear or cosine."),
+    channels: str = typer.Option("32,64,96", help="Channels per level of the U-Net."),
+    layers: int = typer.Option(1, help="Residual blocks per level."),
+    attention_levels: int = typer.Option(1, help="How many of the lowest levels have attention."),
+    groups: int = typer.Option(8, help="Groups of the group normalisation."),
+    head_dim: int = typer.Option(32, help="Channels per attention head."),
+    dropout: float = typer.Option(0.0, help="Dropout in the residual blocks."),
+    flip: bool = typer.Option(True, help="Mirror images at random."),
+    split: str = typer.Option("train", help="Split of the data."),
+    seed: int = typer.Option(0, help="Seed of weights, order, times and noise."),
+    checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
+    keep: int = typer.Option(2, help="How many of the latest checkpoints stay."),
+    keep_every: int = typer.Option(0, help="Checkpoints at multiples of this step stay too; 0 for none."),
+) -> None:
+    """Train a noise predictor (stage 1)."""
+    from optcov import data as image_data
+    from optcov.training.config import TrainingConfig
+    from optcov.training.stage1 import UNetShape, train_noise_predictor
+
+    config = TrainingConfig(
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        warmup=warmup,
+        decay=decay,
+        ema=ema,
+        clip=clip,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        keep_every=keep_every,
+    )
+    shape = UNetShape(_numbers(channels), layers, attention_levels, groups, head_dim, dropout)
+    images = image_data.load(data, split)
+    show(train_noise_predictor(images, out, config, shape, schedule, flip), steps, "stage 1")
+    finish(out / "unet", f"optcov fit {out} {data}")
+
+
+def show(records: Iterable[StepRecord], total: int, what: str) -> None:
+    """Drain a training, with loss, learning rate, images/s and the time left; as lines where there is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+    )
+    with Progress(
+        *columns, TimeRemainingColumn(), console=errors, disable=not errors.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=total, state="")
+        for record in records:
+            state = f"loss {record.loss:.4f}  lr {record.learning_rate:.2e}  {record.images_per_second:.1f} images/s"
+            progress.update(task, completed=record.step, state=state)
+            if not errors.is_terminal and (record.step % 50 == 0 or record.step == total):
+                left = f"{record.seconds_left / 60:.1f} min left"
+                errors.print(
+                    f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True
+                )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(
+            f"channels {text!r} are not whole numbers separated by commas, such as 32,64,96"
+        ) from error

@@ -1,0 +1,77 @@
+"""Stage 1: a noise predictor from images (Eq. 7), in a run directory that a killed run resumes from.
+
+run.json        every setting, the checksum of the data, the version of the package
+metrics.jsonl   loss, learning rate, gradient norm and speed by step
+checkpoints/    what a restart needs
+unet/           the averaged weights, as diffusers reads them, once the last step is done
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from optcov.data import ImageSet
+from optcov.networks import Backbone, HeadedNetwork
+from optcov.networks.unet import build_unet, save_unet
+from optcov.schedule import Schedule
+from optcov.storage import write_json
+from optcov.training.batches import Batches
+from optcov.training.config import TrainingConfig, TrainingError
+from optcov.training.loop import Score, StepRecord, Training
+from optcov.training.objectives import NoiseObjective
+
+SCHEDULES = {"vp_sde": Schedule.vp_sde, "linear": Schedule.linear, "cosine": Schedule.cosine}
+
+
+@final
+@dataclass(frozen=True)
+class UNetShape:
+    """Size of a UNet2DModel; see `optcov.networks.unet.build_unet`."""
+
+    channels: Sequence[int] = (32, 64, 96)
+    layers_per_block: int = 1
+    attention_levels: int = 1
+    groups: int = 8
+    head_dim: int = 32
+    dropout: float = 0.0
+
+
+def make_schedule(name: str) -> Schedule:
+    """Look a schedule up by its name."""
+    if name not in SCHEDULES:
+        raise TrainingError(f"unknown schedule {name!r}; choose one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]()
+
+
+def train_noise_predictor(
+    images: ImageSet,
+    directory: Path,
+    config: TrainingConfig,
+    shape: UNetShape,
+    schedule: str = "vp_sde",
+    flip: bool = True,
+    score: Score | None = None,
+) -> Iterator[StepRecord]:
+    """Train, or go on training, in a directory; yields a record after each step, and writes unet/ at the end."""
+    directory = Path(directory)
+    unet = build_unet(images.shape, **asdict(shape), seed=config.seed)
+    unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs, and no slower elsewhere
+    network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule))
+    identity: dict[str, Any] = {
+        "data": {"name": images.name, "images": len(images), "checksum": images.checksum},
+        "network": {**asdict(shape), "channels": list(shape.channels)},
+        "schedule": schedule,
+        "flip": flip,
+    }
+    batches = Batches(images, network.schedule, config.batch_size, config.seed, flip)
+    training = Training(NoiseObjective(network), batches, config, directory, identity, score)
+    if training.accelerator.is_main_process:
+        write_json(directory / "run.json", training.identity)
+    yield from training.run()
+    if training.accelerator.is_main_process:
+        save_unet(directory / "unet", unet)
