@@ -78,7 +78,7 @@ class HandcraftedVariance(Estimator):
         """The chosen variance of x_0, () or (B,)."""
 
     def second_moment(self, prediction: NoisePrediction, schedule: Schedule, t: Time) -> Covariance:
-        return Isotropic(_column(self.variance(schedule, t), prediction.noise))
+        return Isotropic(self.variance(schedule, t))
 
     def clean_covariance(
         self, prediction: NoisePrediction, schedule: Schedule, t: Time, upper: float | None
@@ -121,7 +121,7 @@ class Analytic(Estimator):
 
     def second_moment(self, prediction: NoisePrediction, schedule: Schedule, t: Time) -> Covariance:
         v = noise_to_signal(schedule, t) * (1 - _at(self.mean_square_noise, schedule, t))
-        return Isotropic(_column(v, prediction.noise))
+        return Isotropic(v)
 
 
 @final
@@ -136,7 +136,7 @@ class IsotropicResidual(Estimator):
 
     def second_moment(self, prediction: NoisePrediction, schedule: Schedule, t: Time) -> Covariance:
         v = noise_to_signal(schedule, t) * _at(self.mean_square_residual, schedule, t)
-        return Isotropic(_column(v, prediction.noise))
+        return Isotropic(v)
 
 
 @final
@@ -281,9 +281,3 @@ def _require(numbers: PerTime | None, covariance: str, name: str) -> PerTime:
         )
     return numbers
 
-
-def _column(coefficient: Tensor, like: Tensor) -> Tensor:
-    """Shape one number per sample so that it broadcasts; one number for all goes to the device of `like`."""
-    if coefficient.ndim == 0:
-        return coefficient.to(like.device, like.dtype)
-    return per_sample(coefficient, like)

@@ -7,6 +7,7 @@ package asks of it, so that a low-rank or transformed-basis shape can join witho
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, final
@@ -75,52 +76,55 @@ def sum_pixels(x: Tensor) -> Tensor:
     return x.flatten(1).sum(1)
 
 
-class _Elementwise:
-    """Shared by the two shapes without correlations: a tensor of variances that broadcasts to the mean."""
+class _Elementwise(ABC):
+    """Shared by the two shapes without correlations."""
 
-    variance: Tensor
-
-    def scaled(self, factor: Tensor) -> Covariance:
-        return type(self)(per_sample(factor, self._at_least_batch(factor)) * self.variance)  # type: ignore[call-arg]
-
-    def plus_isotropic(self, variance: Tensor) -> Covariance:
-        return type(self)(per_sample(variance, self._at_least_batch(variance)) + self.variance)  # type: ignore[call-arg]
-
-    def clamped(self, upper: float | None) -> tuple[Covariance, ClampCounts]:
-        above = torch.zeros((), dtype=torch.long) if upper is None else (self.variance > upper).sum()
-        counts = ClampCounts(below=(self.variance < 0).sum(), above=above, total=self.variance.numel())
-        return type(self)(self.variance.clamp(0.0, upper)), counts  # type: ignore[call-arg]
+    @abstractmethod
+    def diagonal(self, like: Tensor) -> Tensor:
+        """Variances, broadcastable to `like` (B, *D)."""
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
-        return self.variance.sqrt() * noise
+        """Multiply by the standard deviations."""
+        return self.diagonal(noise).sqrt() * noise
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
-        return sum_pixels(x.square() / self.variance)
+        """Sum x^2 / variance per sample, (B,)."""
+        return sum_pixels(x.square() / self.diagonal(x))
 
     def log_det(self, like: Tensor) -> Tensor:
-        return sum_pixels(self.variance.log().expand_as(like))
-
-    def diagonal(self, like: Tensor) -> Tensor:
-        return self.variance
-
-    def _at_least_batch(self, coefficient: Tensor) -> Tensor:
-        """Give a one-number variance a batch axis when it meets a per-sample coefficient."""
-        return self.variance.expand(coefficient.shape[0]) if coefficient.ndim and not self.variance.ndim else self.variance
+        """Sum log variance per sample, (B,)."""
+        return sum_pixels(self.diagonal(like).log().expand_as(like))
 
 
 @final
 @dataclass(frozen=True)
 class Isotropic(_Elementwise):
-    """variance * I, with one variance for all samples, (), or one per sample, (B, 1, ..., 1)."""
+    """variance * I, with one variance for all samples, (), or one per sample, (B,)."""
 
     variance: Tensor
 
     def __post_init__(self) -> None:
-        if self.variance.ndim and self.variance.numel() != self.variance.shape[0]:
+        if self.variance.ndim > 1:
             raise ValueError(
                 f"an isotropic variance is one number, or one per sample; got shape {tuple(self.variance.shape)}; "
                 f"use Diagonal for a variance per pixel"
             )
+
+    def scaled(self, factor: Tensor) -> Isotropic:
+        """Multiply by a factor, () or (B,)."""
+        return Isotropic(factor * self.variance)
+
+    def plus_isotropic(self, variance: Tensor) -> Isotropic:
+        """Add a variance, () or (B,)."""
+        return Isotropic(variance + self.variance)
+
+    def clamped(self, upper: float | None) -> tuple[Isotropic, ClampCounts]:
+        """Bring the variances into [0, upper] and count what had to move."""
+        return Isotropic(self.variance.clamp(0.0, upper)), _count_outside(self.variance, upper)
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        """The variance, () or (B, 1, ..., 1)."""
+        return per_sample(self.variance, like).to(like.device)
 
 
 @final
@@ -129,6 +133,27 @@ class Diagonal(_Elementwise):
     """diag(variance), with one variance per pixel, (B, *D)."""
 
     variance: Tensor
+
+    def scaled(self, factor: Tensor) -> Diagonal:
+        """Multiply by a factor, () or (B,)."""
+        return Diagonal(per_sample(factor, self.variance) * self.variance)
+
+    def plus_isotropic(self, variance: Tensor) -> Diagonal:
+        """Add a variance, () or (B,)."""
+        return Diagonal(per_sample(variance, self.variance) + self.variance)
+
+    def clamped(self, upper: float | None) -> tuple[Diagonal, ClampCounts]:
+        """Bring the variances into [0, upper] and count what had to move."""
+        return Diagonal(self.variance.clamp(0.0, upper)), _count_outside(self.variance, upper)
+
+    def diagonal(self, like: Tensor) -> Tensor:
+        """The variances as they are."""
+        return self.variance
+
+
+def _count_outside(variance: Tensor, upper: float | None) -> ClampCounts:
+    above = torch.zeros((), dtype=torch.long) if upper is None else (variance > upper).sum()
+    return ClampCounts(below=(variance < 0).sum(), above=above, total=variance.numel())
 
 
 @final
@@ -153,9 +178,11 @@ class Full:
         return values, vectors
 
     def scaled(self, factor: Tensor) -> Full:
+        """Multiply by a factor, () or (B,)."""
         return Full(per_sample(factor, self.matrix) * self.matrix)
 
     def plus_isotropic(self, variance: Tensor) -> Full:
+        """Add variance * I, () or (B,)."""
         identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
         return Full(self.matrix + per_sample(variance, self.matrix) * identity)
 
@@ -177,20 +204,24 @@ class Full:
         return Full(matrix), ClampCounts(below=negative.sum(), above=above, total=values.numel())
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
+        """Multiply by the symmetric square root, negative eigenvalues taken as zero."""
         values, vectors = self._eigen
         rotated = vectors.mT @ noise.flatten(1).unsqueeze(-1)
         drawn = vectors @ (values.clamp(min=0.0).sqrt().unsqueeze(-1) * rotated)
         return drawn.reshape(noise.shape)
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
+        """Compute x^T matrix^-1 x per sample, (B,)."""
         values, vectors = self._eigen
         rotated = (vectors.mT @ x.flatten(1).unsqueeze(-1)).squeeze(-1)
         return (rotated.square() / values).sum(-1)
 
     def log_det(self, like: Tensor) -> Tensor:
+        """Sum of the logarithms of the eigenvalues, (B,)."""
         return self._eigen[0].log().sum(-1)
 
     def diagonal(self, like: Tensor) -> Tensor:
+        """The diagonal in the shape of `like`, (B, *D)."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(-1, *like.shape[1:])
 
 

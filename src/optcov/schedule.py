@@ -113,6 +113,10 @@ class DiscreteSchedule(Schedule):
         self._log_alpha_bar = torch.cat([zero, torch.log1p(-self.betas).cumsum(0)])
         self._log_beta_bar = torch.log(-torch.expm1(self._log_alpha_bar))
         _check_signal_left(float(self._log_alpha_bar[-1]), "betas")
+        flat = self._log_alpha_bar.exp().diff() >= 0
+        if bool(flat.any()):
+            n = int(flat.nonzero()[0])
+            raise ValueError(f"betas[{n}] = {float(betas[n])} is too small to change alpha_bar; drop that step")
 
     def check_times(self, t: Time) -> Tensor:
         times = torch.as_tensor(t).detach().cpu()

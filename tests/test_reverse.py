@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, oracle
+from optcov.estimators import ESTIMATORS, Residual
+
+DESIGNS = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
+
+
+def make_process(reference, name, clip, **settings):
+    eta, covariance = reference.designs[name]
+    return ReverseProcess(
+        reference.network,
+        ForwardProcess(reference.schedule, eta),
+        covariance,
+        data_range=(-1, 1) if clip else None,
+        mean_square_noise=reference.mean_square_noise,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *"DDPM_small DDPM_big DDPM_analytic DDPM_NPR DDPM_SN DDPM_iddpm".split(),
+        *"DDIM_eta0_small DDIM_eta0_analytic DDIM_eta0_NPR DDIM_eta0_SN DDIM_eta0.5_NPR".split(),
+    ],
+)
+def test_step_matches_the_reference_values(golden, reference, name, clip):
+    process = make_process(reference, name, clip)
+    for pair, expected in golden["step"]["linear_1000"][name][f"clip={clip}"].items():
+        s, t = map(int, pair.split(","))
+        step = process.step(reference.x_t, t, s)
+        assert reference.differs(step.mean, expected["mean"]) <= 1e-10
+        assert reference.differs(step.variance, expected["sigma2"]) <= 1e-10
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_posterior_matches_the_reference_values(golden, reference, clip):
+    names = {"cov_x0_analytic": "DDPM_analytic", "cov_x0_NPR": "DDPM_NPR", "cov_x0_SN": "DDPM_SN"}
+    for t, expected in golden["predict"]["linear_1000"][f"clip={clip}"].items():
+        for key, name in names.items():
+            posterior = make_process(reference, name, clip).posterior(reference.x_t, int(t))
+            assert reference.differs(posterior.mean, expected["x0_hat"]) <= 1e-10
+            assert reference.differs(posterior.variance, expected[key]) <= 1e-10
+        prediction = reference.network(reference.x_t, int(t))
+        assert reference.differs(prediction.noise, expected["eps_hat"]) <= 1e-10
+
+
+def test_beta_and_beta_tilde_are_the_papers_even_for_a_narrow_data_range(reference):
+    for covariance, key in [("beta", 0.1263076378529364), ("beta_tilde", 9.993087603836037e-05)]:
+        forward = ForwardProcess(reference.schedule)
+        process = ReverseProcess(reference.network, forward, covariance, data_range=(0, 0.01))
+        assert float(process.step(reference.x_t, 112, 1).variance) == pytest.approx(key, rel=1e-10)
+
+
+def test_clipped_model_output_matters_only_where_x_0_is_clipped(reference):
+    raw = make_process(reference, "DDIM_eta0_NPR", True, use_clipped_model_output=False)
+    derived = make_process(reference, "DDIM_eta0_NPR", True, use_clipped_model_output=True)
+    assert make_process(reference, "DDIM_eta0_NPR", True).use_clipped_model_output is False
+    assert make_process(reference, "DDPM_NPR", True).use_clipped_model_output is True
+    inside = raw.posterior(reference.x_t, 1000).mean.abs() < 1
+    difference = (raw.step(reference.x_t, 1000, 889).mean - derived.step(reference.x_t, 1000, 889).mean).abs()
+    assert float(difference[inside].max()) < 1e-12
+    assert float(difference[~inside].min()) > 1e-3
+
+
+def test_variance_is_bounded_by_the_data_range_and_clamps_are_counted():
+    def network(x_t, t):
+        heads = {"npr": torch.full_like(x_t, 5.0), "sn": torch.full_like(x_t, -5.0)}
+        return NoisePrediction(torch.zeros_like(x_t), heads)
+
+    forward, x_t = ForwardProcess(Schedule.linear()), torch.zeros(2, 3)
+    wide = ReverseProcess(network, forward, "npr", data_range=(-3, 1))
+    assert wide.posterior(x_t, 900).variance.unique().tolist() == [4.0]
+    assert (wide.clamps.below, wide.clamps.above, wide.clamps.total) == (0, 6, 6)
+    negative = ReverseProcess(network, forward, "sn", data_range=None)
+    assert negative.posterior(x_t, 900).variance.unique().tolist() == [0.0]
+    assert (negative.clamps.below, negative.clamps.above) == (6, 0)
+    assert "below=6" in repr(negative.clamps)
+    unbounded = ReverseProcess(network, forward, "npr", data_range=None)
+    assert float(unbounded.posterior(x_t, 900).variance.min()) > 100
+
+
+def test_times_may_differ_within_a_batch(reference):
+    for design in DESIGNS:
+        process = ReverseProcess(
+            lambda x, t: reference.network(
+                x, t.double().reshape(-1, 1, 1, 1) if torch.is_tensor(t) else t
+            ),
+            ForwardProcess(reference.schedule),
+            design,
+            mean_square_noise=reference.mean_square_noise,
+            mean_square_residual=reference.mean_square_noise,
+        )
+        batch = process.step(reference.x_t, torch.tensor([112, 1000]), torch.tensor([1, 889]))
+        for row, (t, s) in enumerate([(112, 1), (1000, 889)]):
+            single = process.step(reference.x_t[row : row + 1], t, s)
+            torch.testing.assert_close(batch.mean[row : row + 1], single.mean, rtol=1e-13, atol=1e-13)
+            both = [
+                v.expand(2, 1, 4, 4)[row] if v.ndim == 0 or len(v) == 2 else v[0].expand(1, 4, 4)
+                for v in (batch.variance, single.variance)
+            ]
+            torch.testing.assert_close(*both, rtol=1e-12, atol=0)
+
+
+def test_numbers_per_time_may_be_a_function_and_work_at_real_times():
+    def network(x_t, t):
+        return NoisePrediction(torch.zeros_like(x_t))
+
+    x_t, schedule = torch.zeros(2, 1, dtype=torch.float64), Schedule.vp_sde()
+    process = ReverseProcess(
+        network, ForwardProcess(schedule), "analytic", None, mean_square_noise=lambda t: 1 - t
+    )
+    expected = schedule.beta_bar(0.3) / schedule.alpha_bar(0.3) * 0.3
+    assert float(process.posterior(x_t, 0.3).variance) == pytest.approx(float(expected), rel=1e-12)
+
+
+@given(
+    st.sampled_from(DESIGNS),
+    st.sampled_from([10, 1000, 4000]),
+    st.booleans(),
+    st.sampled_from([None, (-1, 1)]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.floats(-1e4, 1e4),
+    st.data(),
+)
+def test_no_nan_for_any_step_in_low_precision(design, N, cosine, data_range, dtype, scale, data):
+    schedule = Schedule.cosine(N) if cosine else Schedule.linear(N, scale=N > 100)
+    t = data.draw(st.one_of(st.just(N), st.integers(1, N)))
+    s = data.draw(st.one_of(st.just(0), st.just(t - 1), st.integers(0, t - 1)))
+
+    def network(x_t, t):
+        noise = torch.linspace(-3, 3, 8).reshape(2, 4).to(dtype)
+        return NoisePrediction(
+            noise, {name: (scale * noise) for name in ("sn", "npr")} | {"range": noise / 3}
+        )
+
+    process = ReverseProcess(
+        network,
+        ForwardProcess(schedule),
+        design,
+        data_range,
+        mean_square_noise=torch.full((N + 1,), 0.9),
+        mean_square_residual=torch.full((N + 1,), 0.1),
+    )
+    step = process.step(torch.linspace(2, -2, 8).reshape(2, 4), t, s)
+    assert bool(step.mean.isfinite().all())
+    assert bool(step.variance.isfinite().all())
+    assert bool((step.variance >= 0).all())
+    assert step.mean.dtype == torch.float32
+    assert bool(step.sample(torch.ones(2, 4)).isfinite().all())
+
+
+def test_an_estimator_object_may_stand_for_a_name(reference):
+    by_name = make_process(reference, "DDPM_NPR", True).step(reference.x_t, 112, 1)
+    process = ReverseProcess(reference.network, ForwardProcess(reference.schedule), Residual())
+    assert torch.equal(process.step(reference.x_t, 112, 1).variance, by_name.variance)
+
+
+def test_full_designs_give_a_matrix_per_sample():
+    schedule = Schedule.linear()
+    data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [[[1.0, 0.9], [0.9, 1.0]]])
+    process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "npr_full", None)
+    step = process.step(torch.zeros(3, 2, dtype=torch.float64), 500, 400)
+    assert step.variance.shape == (3, 2)
+    assert step.sample(torch.ones(3, 2, dtype=torch.float64)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("design", ["range", "beta"])
+def test_designs_of_the_ddpm_process_refuse_another_eta(reference, design):
+    with pytest.raises(ValueError, match=rf'covariance "{design}" .* eta = 0.5; use eta=1'):
+        ReverseProcess(reference.network, ForwardProcess(reference.schedule, 0.5), design)
+
+
+def test_learned_range_has_no_posterior(reference):
+    process = ReverseProcess(reference.network, ForwardProcess(reference.schedule), "range")
+    with pytest.raises(ValueError, match='use "npr" or "sn" for posterior'):
+        process.posterior(reference.x_t, 5)
+
+
+def test_a_nan_names_the_time_and_the_samples(reference):
+    def network(x_t, t):
+        noise = torch.zeros_like(x_t)
+        noise[1] = float("nan")
+        return NoisePrediction(noise)
+
+    process = ReverseProcess(network, ForwardProcess(reference.schedule), "beta")
+    with pytest.raises(ValueError, match=r"NaN or infinity at time 7 for samples \[1\]; check"):
+        process.step(reference.x_t, 7, 3)
+
+
+def test_bad_compositions_are_named(reference):
+    forward, network = ForwardProcess(reference.schedule), reference.network
+    cases = [
+        ({"covariance": "optimal"}, r"unknown covariance 'optimal'; choose one of analytic, beta"),
+        ({"covariance": "analytic"}, "'analytic' needs one number per time: pass mean_square_noise="),
+        ({"covariance": "npr_isotropic"}, "'npr_isotropic' needs .* mean_square_residual="),
+        (
+            {"covariance": "analytic", "mean_square_noise": torch.zeros(1000)},
+            r"shape \(1000,\), .* pass 1001 numbers",
+        ),
+        (
+            {"covariance": "analytic", "mean_square_noise": torch.full((1001,), torch.nan)},
+            "not finite at time 1",
+        ),
+        ({"data_range": (1, -1)}, r"data_range = \(1, -1\) is not"),
+        ({"data_range": (0, float("nan"))}, "data_range"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(ValueError, match=message):
+            ReverseProcess(network, forward, **settings)
+    with pytest.raises(ValueError, match="this schedule has real times; pass a callable"):
+        ReverseProcess(
+            network, ForwardProcess(Schedule.vp_sde()), "analytic", mean_square_noise=torch.zeros(1001)
+        )
+
+
+def test_bad_calls_are_named_before_the_network_runs(reference):
+    def network(x_t, t):
+        raise AssertionError("must not run")
+
+    process = ReverseProcess(network, ForwardProcess(reference.schedule), "beta")
+    for x_t, t, s, message in [
+        (reference.x_t, 3, 7, "swap them"),
+        (reference.x_t, 2000, 7, "time 2000 is outside"),
+        (torch.zeros(2, 3, dtype=torch.long), 7, 3, "floating-point tensor"),
+        (torch.zeros(3), 7, 3, r"got torch.float32 of shape \(3,\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            process.step(x_t, t, s)
+
+
+def test_a_network_with_the_wrong_output_is_named(reference):
+    process = ReverseProcess(
+        lambda x, t: NoisePrediction(x[:, :, :2]), ForwardProcess(reference.schedule), "beta"
+    )
+    with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 2, 4\) for x_t of shape \(2, 1, 4, 4\)"):
+        process.step(reference.x_t, 7, 3)
+    for design in ("sn", "npr", "range", "sn_full"):
+        bare = ReverseProcess(lambda x, t: NoisePrediction(x), ForwardProcess(reference.schedule), design)
+        with pytest.raises(ValueError, match=f"needs the head '{design}'"):
+            bare.step(reference.x_t, 7, 3)
+    assert set(ESTIMATORS) >= {"sn", "npr", "range", "beta", "beta_tilde"}

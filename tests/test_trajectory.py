@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optcov import Schedule, Trajectory
+
+ACCUMULATED_BY_FLOATS = {"15", "31"}  # recorded with a float step added up, which misses the exact value
+
+
+def test_even_matches_the_reference_values(golden):
+    schedule = Schedule.linear()
+    for K, times in golden["trajectories"]["linear_N1000"].items():
+        if K not in ACCUMULATED_BY_FLOATS:
+            assert list(Trajectory.even(schedule, int(K)).times) == times
+
+
+@given(st.integers(2, 4000), st.data())
+def test_even_is_exact_for_every_length(N, data):
+    K = data.draw(st.integers(2, N))
+    times = Trajectory.even(Schedule.linear(N, scale=N > 100), K).times
+    assert (times[0], times[-1], len(times)) == (1, N, K)
+    for i, t in enumerate(times):
+        assert abs(t - (1 + Fraction(i * (N - 1), K - 1))) <= Fraction(1, 2)
+
+
+def test_even_rounds_half_to_even():
+    assert Trajectory.even(Schedule.linear(4, scale=False), 3).times == (1, 2, 4)  # 2.5 -> 2
+    assert Trajectory.even(Schedule.linear(6, scale=False), 3).times == (1, 4, 6)  # 3.5 -> 4
+
+
+@given(st.integers(2, 1000))
+def test_quadratic_never_repeats_a_time_and_is_denser_near_zero(K):
+    times = Trajectory.quadratic(Schedule.linear(), K).times
+    assert (times[0], times[-1], len(times)) == (1, 1000, K)
+    even = Trajectory.even(Schedule.linear(), K).times
+    assert all(q <= e for q, e in zip(times, even, strict=True))
+
+
+def test_continuous_times_are_the_discrete_ones_divided_by_a_thousand():
+    for make in (Trajectory.even, Trajectory.quadratic):
+        discrete, continuous = make(Schedule.linear(), 10).times, make(Schedule.vp_sde(), 10).times
+        assert continuous == tuple(t / 1000 for t in discrete)
+
+
+def test_descending_visits_every_step_down_to_zero():
+    trajectory = Trajectory([2, 5, 9])
+    assert list(trajectory.descending()) == [(9, 5), (5, 2), (2, 0)]
+    assert len(trajectory) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Trajectory.even(Schedule.linear(), 1), r"K = 1 is outside 2..1000"),
+        (lambda: Trajectory.even(Schedule.linear(), 1001), r"K = 1001 is outside 2..1000"),
+        (lambda: Trajectory.even(Schedule.linear(), 2.5), r"K = 2.5"),
+        (lambda: Trajectory.quadratic(Schedule.vp_sde(), 1001), r"K = 1001 is outside 2..1000"),
+        (lambda: Trajectory([3, 3]), "3 follows 3"),
+        (lambda: Trajectory([5, 2]), "2 follows 5; sort them"),
+        (lambda: Trajectory([0, 5]), "0 follows 0"),
+        (lambda: Trajectory([]), "at least one time"),
+        (lambda: Trajectory([1, float("nan")]), "time nan is not finite"),
+    ],
+)
+def test_bad_times_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
