@@ -1,0 +1,23 @@
+"""What is saved and loaded: a network with its heads, numbers per time, trajectories and history."""
+
+from optcov.bundle.bundle import Bundle
+from optcov.bundle.errors import BundleError
+from optcov.bundle.loading import embedded_models, find_bundle, load
+from optcov.bundle.numbers import NumbersPerTime
+from optcov.bundle.schedules import build_schedule, schedule_spec
+from optcov.bundle.trajectories import StoredTrajectory
+from optcov.bundle.weights import load_head, save_head
+
+__all__ = [
+    "Bundle",
+    "BundleError",
+    "NumbersPerTime",
+    "StoredTrajectory",
+    "build_schedule",
+    "embedded_models",
+    "find_bundle",
+    "load",
+    "load_head",
+    "save_head",
+    "schedule_spec",
+]

@@ -1,0 +1,216 @@
+"""A bundle: a noise predictor with its heads, numbers per time, trajectories and history, as one directory.
+
+config.json               what the weights mean: schedule, time argument, image shape, data range, noise caps
+unet/                     the noise predictor, in diffusers' format
+heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
+numbers.safetensors       Gamma_t and the mean square residual at some times
+trajectories.json         optimal trajectories, by schedule and method
+provenance.json           data, code, seeds, hyper-parameters, measured calibration
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from optcov import storage
+from optcov.bundle.config import BundleConfig, check_head_name
+from optcov.bundle.directory import atomic_directory
+from optcov.bundle.errors import BundleError
+from optcov.bundle.numbers import NumbersPerTime
+from optcov.bundle.schedules import build_schedule
+from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
+from optcov.bundle.weights import check_backbone, save_head, save_unet
+from optcov.methods import Method, find_method
+from optcov.networks import Head, HeadedNetwork, fingerprint
+from optcov.reverse import ReverseProcess
+from optcov.schedule import Schedule, Time
+from optcov.trajectory import Trajectory
+
+CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
+TRAJECTORIES, PROVENANCE = "trajectories.json", "provenance.json"
+FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, ".lock"})
+
+_NUMBERS_OF = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}
+_HEADS_OF = {"sn": "sn", "npr": "npr", "range": "range"}
+
+
+@final
+@dataclass(frozen=True)
+class Bundle:
+    """What is saved and loaded. Changes make a new bundle: with_heads, with_numbers, with_schedule, ..."""
+
+    network: HeadedNetwork  # (x_t, t) -> NoisePrediction, t in times of `schedule`
+    image_shape: tuple[int, ...]  # (C, H, W)
+    data_range: tuple[float, float] | None = (-1.0, 1.0)
+    name: str = "bundle"
+    numbers: NumbersPerTime | None = None
+    trajectories: tuple[StoredTrajectory, ...] = ()
+    noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
+    provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    backbone: str = ""  # fingerprint of the noise predictor's weights
+
+    def __post_init__(self) -> None:
+        for name in self.network.heads:
+            check_head_name(name)
+        if not self.backbone:
+            object.__setattr__(self, "backbone", fingerprint(self.unet))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule in use; the network's own unless `with_schedule` chose another."""
+        return self.network.schedule
+
+    @property
+    def unet(self) -> nn.Module:
+        """The noise predictor, a diffusers UNet2DModel."""
+        return self.network.backbone.module
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        """Heads by name."""
+        return dict(self.network.heads.items())  # type: ignore[arg-type]
+
+    def with_schedule(self, schedule: str | Mapping[str, Any] | Schedule) -> Bundle:
+        """Use the same network at times of another schedule, e.g. "linear", by matching alpha-bar."""
+        return replace(self, network=self.network.on(build_schedule(schedule)))
+
+    def with_heads(self, heads: Mapping[str, Head], backbone: str) -> Bundle:
+        """Add heads, or replace those of the same name; backbone is the fingerprint they were fitted on."""
+        for name in heads:
+            check_backbone(check_head_name(name), backbone, self.backbone)
+        old = self.network
+        network = HeadedNetwork(
+            old.backbone,
+            old.native_schedule,
+            {**self.heads, **heads},
+            old.time_argument,
+            old.parameterisation,
+            old.learned_range,
+        ).train(old.training)
+        moved = network if old.schedule is old.native_schedule else network.on(old.schedule)
+        return replace(self, network=moved)
+
+    def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
+        """Set the numbers per time."""
+        self.network.native_schedule.check_times(numbers.times)
+        return replace(self, numbers=numbers)
+
+    def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
+        """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
+        new = [StoredTrajectory(self.schedule, find_method(method).name, t) for t in trajectories]
+        keys = {entry.key for entry in new}
+        kept = [entry for entry in self.trajectories if entry.key not in keys]
+        return replace(self, trajectories=(*kept, *new))
+
+    def with_provenance(self, **sections: Any) -> Bundle:
+        """Add sections to the history, or replace those of the same name; plain JSON values."""
+        return replace(self, provenance=MappingProxyType({**self.provenance, **sections}))
+
+    def rounded(self) -> Bundle:
+        """Round the noise predictor's weights to float16, so that it is stored in half the space.
+
+        Heads and numbers belong to the weights as they are; fit and measure them afterwards.
+        """
+        if len(self.network.heads) or self.numbers is not None:
+            raise BundleError(
+                "round the weights before fitting heads and measuring numbers: those belong to the old ones"
+            )
+        state = {
+            name: w.half().to(w.dtype) if w.is_floating_point() else w
+            for name, w in self.unet.state_dict().items()
+        }
+        bad = [name for name, w in state.items() if not bool(w.isfinite().all())]
+        if bad:
+            raise BundleError(
+                f"the weight {bad[0]!r} is too large for float16, whose largest number is 65504"
+            )
+        network = copy.deepcopy(self.network)
+        network.backbone.module.load_state_dict(state)
+        return replace(self, network=network, backbone="")
+
+    def per_time(self, name: str) -> Callable[[Time], Tensor]:
+        """mean_square_noise or mean_square_residual as a function of the schedule's times, float64."""
+        if self.numbers is None:
+            raise BundleError(
+                f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)"
+            )
+        return self.numbers.function(name, self.network.native_schedule, self.schedule)
+
+    def reverse_process(self, method: str | Method, **options: Any) -> ReverseProcess:
+        """Compose a method of METHODS with this network; options go to ReverseProcess."""
+        row = find_method(method) if isinstance(method, str) else method
+        forward = row.forward(self.schedule)
+        options = {"covariance": row.covariance, "data_range": self.data_range, **options}
+        covariance = options["covariance"]
+        if isinstance(covariance, str):
+            self._require_head(covariance)
+            if covariance in _NUMBERS_OF:
+                options.setdefault(_NUMBERS_OF[covariance], self.per_time(_NUMBERS_OF[covariance]))
+        return ReverseProcess(self.network, forward, **options)
+
+    def noise_cap(self, method: str) -> float | None:
+        """The y that a method is sampled with: the bundle's own, or else the paper's."""
+        row = find_method(method)
+        return self.noise_caps.get(row.name, row.noise_cap)
+
+    def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
+        """K times of the schedule: "even", "quadratic", or "optimal" for a method, if it was stored."""
+        if kind == "even":
+            return Trajectory.even(self.schedule, K)
+        if kind == "quadratic":
+            return Trajectory.quadratic(self.schedule, K)
+        if kind == "optimal":
+            return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
+        raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of even, quadratic, optimal")
+
+    def save(self, directory: str | Path) -> None:
+        """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
+        if fingerprint(self.unet) != self.backbone:
+            raise BundleError(
+                f"{self.name}: the weights of the noise predictor changed since the bundle was made, so its "
+                f"heads and numbers no longer belong to it; make a new bundle from the changed network"
+            )
+        with atomic_directory(Path(directory), FILES) as scratch:
+            storage.write_json(scratch / CONFIG, self._config().to_json())
+            save_unet(scratch / UNET, self.unet)
+            for name, head in self.heads.items():
+                save_head(scratch / HEADS / f"{name}.safetensors", head, self.backbone)
+            if self.numbers is not None:
+                apart = {name: values.clone() for name, values in self.numbers.tensors().items()}
+                storage.write_tensors(scratch / NUMBERS, apart)
+            storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
+            storage.write_json(scratch / PROVENANCE, dict(self.provenance))
+
+    def _config(self) -> BundleConfig:
+        network = self.network
+        return BundleConfig(
+            schedule=network.native_schedule,
+            time_argument=network.time_argument,
+            image_shape=self.image_shape,
+            parameterisation=network.parameterisation,
+            learned_range=network.learned_range,
+            data_range=self.data_range,
+            heads=tuple(network.heads),
+            noise_caps=self.noise_caps,
+        )
+
+    def _require_head(self, covariance: str) -> None:
+        needed = _HEADS_OF.get(covariance)
+        if (
+            needed is None
+            or needed in self.network.heads
+            or (needed == "range" and self.network.learned_range)
+        ):
+            return
+        present = ", ".join(sorted(self.network.heads)) or "none"
+        raise BundleError(
+            f"{self.name} has no head {needed!r}, which the covariance {covariance!r} needs; "
+            f"it has: {present}. Fit the head first (optcov fit)"
+        )

@@ -1,0 +1,94 @@
+"""A directory that appears whole or not at all, also in the place of an older one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from optcov.bundle.errors import BundleError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
+    """Give a temporary directory that takes the target's name when the block ends without an error.
+
+    An existing target is replaced only if it holds nothing but entries of the known names.
+    """
+    target = Path(target)
+    _check_replaceable(target, known)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part"))
+    except OSError as error:
+        raise BundleError(f"cannot write {target}: {error.strerror}") from error
+    try:
+        yield scratch
+        scratch.chmod(0o777 & ~_umask())
+        _sync_tree(scratch)
+        _put_in_place(scratch, target)
+        _sync(target.parent)
+    except OSError as error:
+        raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # after an exchange, this is the old one
+
+
+def _check_replaceable(target: Path, known: frozenset[str]) -> None:
+    if not os.path.lexists(target):
+        return
+    if target.is_symlink() or not target.is_dir():
+        raise BundleError(f"{target} exists and is no directory; choose another name")
+    strange = sorted(entry.name for entry in target.iterdir() if entry.name not in known)
+    if strange:
+        raise BundleError(
+            f"{target} holds {strange[0]!r}, which is no part of a bundle and would be lost; "
+            f"choose another directory"
+        )
+
+
+def _put_in_place(scratch: Path, target: Path) -> None:
+    """Rename; an existing target is exchanged in one step where the system can, else moved aside first."""
+    if not target.exists() or not any(target.iterdir()):
+        os.rename(scratch, target)
+    elif not _exchange(scratch, target):
+        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".old"))
+        os.rename(target, aside)
+        os.rename(scratch, target)
+        os.rename(aside, scratch)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two directories in one step (Linux); tell whether that worked."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    arguments = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    return bool(rename(*arguments) == 0)
+
+
+def _sync_tree(directory: Path) -> None:
+    """Flush the directories; storage has flushed the files."""
+    for path, _, _ in os.walk(directory, topdown=False):
+        _sync(Path(path))
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,134 @@
+"""Load a bundle by name or directory: strict, and an error names the file and the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from optcov import storage
+from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.config import BundleConfig
+from optcov.bundle.errors import BundleError
+from optcov.bundle.numbers import NumbersPerTime
+from optcov.bundle.trajectories import StoredTrajectory
+from optcov.bundle.weights import load_head, load_unet, read_json
+from optcov.networks import Backbone, HeadedNetwork, fingerprint
+from optcov.schedule import Schedule
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
+
+
+def load(source: str | Path, schedule: str | Mapping[str, Any] | Schedule | None = None) -> Bundle:
+    """Load a bundle by the name of an embedded model, or by its directory.
+
+    schedule: use the network at times of this schedule instead of its own, e.g. "linear" or "cosine".
+    """
+    bundle = _load(find_bundle(source))
+    return bundle if schedule is None else bundle.with_schedule(schedule)
+
+
+def embedded_models() -> dict[str, Path]:
+    """Directories of the models that come with the package, by name."""
+    models = Path(str(resources.files("optcov"))) / "models"
+    found = sorted(models.iterdir()) if models.is_dir() else []
+    return {path.name: path for path in found if (path / CONFIG).is_file()}
+
+
+def find_bundle(source: str | Path) -> Path:
+    """Resolve a name or directory to a directory; write ./NAME for a directory that has a model's name."""
+    embedded = embedded_models()
+    if isinstance(source, str) and _NAME.fullmatch(source) and source in embedded:
+        return embedded[source]
+    path = Path(source)
+    if not path.is_dir():
+        raise BundleError(
+            f"no bundle {str(source)[:200]!r}: it is neither a directory nor an embedded model "
+            f"({', '.join(embedded) or 'none is installed'})"
+        )
+    if not (path / CONFIG).is_file():
+        raise BundleError(f"{path} is not a bundle: it has no {CONFIG}")
+    return path
+
+
+def _load(directory: Path) -> Bundle:
+    with _naming(directory / CONFIG):
+        config = BundleConfig.from_json(read_json(directory / CONFIG))
+    unet = load_unet(directory / UNET)
+    _check_image_shape(directory, unet, config)
+    backbone = fingerprint(unet)
+    heads = {name: load_head(directory / HEADS / f"{name}.safetensors", backbone) for name in config.heads}
+    network = HeadedNetwork(
+        Backbone.unet(unet),
+        config.schedule,
+        heads,
+        config.time_argument,
+        config.parameterisation,
+        config.learned_range,
+    )
+    return Bundle(
+        network=network.eval(),
+        image_shape=config.image_shape,
+        data_range=config.data_range,
+        name=directory.resolve().name,
+        numbers=_load_numbers(directory / NUMBERS, config.schedule),
+        trajectories=_load_trajectories(directory / TRAJECTORIES),
+        noise_caps=config.noise_caps,
+        provenance=_load_provenance(directory / PROVENANCE),
+        backbone=backbone,
+    )
+
+
+def _check_image_shape(directory: Path, unet: Any, config: BundleConfig) -> None:
+    channels, found = config.image_shape[0], (unet.config.in_channels, unet.config.out_channels)
+    outputs = channels * (2 if config.learned_range else 1)
+    if found != (channels, outputs):
+        raise BundleError(
+            f"{directory / CONFIG}: images of {channels} channels need a network with {channels} inputs and "
+            f"{outputs} outputs, but {directory / UNET} has {found[0]} and {found[1]}"
+        )
+
+
+def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
+    if not path.exists():
+        return None
+    tensors, _ = storage.read_tensors(path)
+    with _naming(path):
+        numbers = NumbersPerTime.from_tensors(tensors)
+        schedule.check_times(numbers.times)
+    return numbers
+
+
+def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:
+    if not path.exists():
+        return ()
+    content = read_json(path)
+    with _naming(path):
+        if not isinstance(content, list):
+            raise BundleError("it is not a list of trajectories")
+        return tuple(StoredTrajectory.from_json(entry) for entry in content)
+
+
+def _load_provenance(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise BundleError(f"{path}: it is not an object")
+    return content
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's name before the reason."""
+    try:
+        yield
+    except storage.StorageError as error:
+        if str(path) in str(error):
+            raise
+        raise BundleError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise BundleError(f"{path}: {error}") from error

@@ -1,0 +1,75 @@
+"""Numbers per time: Gamma_t of Analytic-DPM (Eq. 8) and the mean square residual of its corrected form.
+
+They are measured at some times of the network's own schedule. A network knows noise by its level alone, so in
+between, and on other schedules, they are interpolated linearly in the log-SNR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optcov.bundle.errors import BundleError
+from optcov.schedule import Schedule, Time
+
+REQUIRED = ("mean_square_noise", "mean_square_residual")
+
+
+@final
+@dataclass(frozen=True)
+class NumbersPerTime:
+    """Averages over images, noise and pixels at some times, with their standard errors."""
+
+    times: Tensor  # of the network's own schedule, ascending, without 0, float64 (T,)
+    mean_square_noise: Tensor  # Gamma_t = E mean(eps_hat^2), float64 (T,)
+    mean_square_residual: Tensor  # E mean((eps - eps_hat)^2), float64 (T,)
+    mean_square_noise_error: Tensor | None = None  # standard error, float64 (T,)
+    mean_square_residual_error: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self.tensors().items():
+            if values.dtype != torch.float64 or values.shape != self.times.shape or values.ndim != 1:
+                raise BundleError(
+                    f"{name} must be a float64 tensor (T,) beside {len(self.times)} times, "
+                    f"got {values.dtype} of shape {tuple(values.shape)}"
+                )
+            if not bool((values.isfinite() & (values >= 0)).all()):
+                raise BundleError(f"{name} holds a negative number, NaN or infinity; measure it again")
+        if len(self.times) == 0 or float(self.times[0]) <= 0 or bool((self.times.diff() <= 0).any()):
+            raise BundleError("times of the numbers per time must ascend, and start above 0")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything there is, by name."""
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: values for name, values in named.items() if values is not None}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> NumbersPerTime:
+        """Build from named tensors; unknown and missing names are refused."""
+        known = set(NumbersPerTime.__dataclass_fields__)
+        missing = {"times", *REQUIRED} - set(tensors)
+        unknown = set(tensors) - known
+        if missing or unknown:
+            raise BundleError(
+                f"numbers per time lack {sorted(missing)} or have the unknown {sorted(unknown)}"
+            )
+        return NumbersPerTime(**dict(tensors))
+
+    def function(self, name: str, native: Schedule, schedule: Schedule) -> Callable[[Time], Tensor]:
+        """The numbers of a name as a function of the schedule's times, () or (B,) to () or (B,), float64.
+
+        native: the schedule that `times` belong to. Beyond the measured noise levels the nearest one counts.
+        """
+        levels = -native.log_snr(self.times).numpy()  # ascending
+        values = self.tensors()[name].numpy()
+
+        def at(t: Time) -> Tensor:
+            wanted = np.asarray(-schedule.log_snr(t).numpy())
+            return torch.as_tensor(np.interp(wanted, levels, values), dtype=torch.float64)
+
+        return at

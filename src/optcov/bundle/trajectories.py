@@ -1,0 +1,76 @@
+"""Optimal trajectories as a bundle keeps them: by schedule, method and length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+from optcov.bundle.errors import BundleError
+from optcov.bundle.schedules import build_schedule, schedule_spec
+from optcov.methods import find_method
+from optcov.schedule import Schedule
+from optcov.trajectory import Trajectory
+
+
+@final
+@dataclass(frozen=True)
+class StoredTrajectory:
+    """One trajectory, with what it was optimised for."""
+
+    schedule: Schedule
+    method: str
+    trajectory: Trajectory
+
+    @cached_property
+    def key(self) -> tuple[str, str, int]:
+        """Schedule, method and number of steps: what a trajectory is looked up by."""
+        return _schedule_key(self.schedule), self.method, len(self.trajectory)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "schedule": schedule_spec(self.schedule),
+            "method": self.method,
+            "times": list(self.trajectory.times),
+        }
+
+    @staticmethod
+    def from_json(content: Any) -> StoredTrajectory:
+        """Check and build; times must be times of the schedule."""
+        if not isinstance(content, dict) or set(content) != {"schedule", "method", "times"}:
+            raise BundleError("a stored trajectory needs exactly schedule, method and times")
+        times = content["times"]
+        if not isinstance(times, list) or not all(type(t) in (int, float) for t in times):
+            raise BundleError("the times of a stored trajectory must be a list of numbers")
+        if not isinstance(content["schedule"], dict) or not isinstance(content["method"], str):
+            raise BundleError("a stored trajectory needs an object as schedule and a text as method")
+        schedule = build_schedule(content["schedule"])
+        try:
+            trajectory = Trajectory(times)
+            for t in trajectory.times:
+                schedule.check_times(t)
+            return StoredTrajectory(schedule, find_method(content["method"]).name, trajectory)
+        except (ValueError, OverflowError, RuntimeError) as error:
+            raise BundleError(f"a stored trajectory is not one: {error}") from error
+
+
+def find_trajectory(
+    stored: Sequence[StoredTrajectory], schedule: Schedule, method: str, K: int
+) -> Trajectory:
+    """Look a trajectory up; the error lists the lengths there are."""
+    here = [entry for entry in stored if entry.key[:2] == (_schedule_key(schedule), method)]
+    for entry in here:
+        if len(entry.trajectory) == K:
+            return entry.trajectory
+    lengths = ", ".join(str(len(entry.trajectory)) for entry in here) or "none"
+    raise BundleError(
+        f"no optimal trajectory of {K} steps is stored for {method} on {schedule!r}; "
+        f"stored lengths: {lengths}. Find more by optcov trajectory"
+    )
+
+
+def _schedule_key(schedule: Schedule) -> str:
+    return json.dumps(schedule_spec(schedule), sort_keys=True)
