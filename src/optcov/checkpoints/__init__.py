@@ -1,0 +1,17 @@
+"""Foreign checkpoints: the paper's six networks, the authors' heads, diffusers' models. Strict both ways."""
+
+from optcov.checkpoints.diffusers_models import import_diffusers
+from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.models import ImportedModel, export_checkpoint, import_checkpoint, read_gamma
+from optcov.checkpoints.sources import SOURCES, Source
+
+__all__ = [
+    "SOURCES",
+    "CheckpointError",
+    "ImportedModel",
+    "Source",
+    "export_checkpoint",
+    "import_checkpoint",
+    "import_diffusers",
+    "read_gamma",
+]

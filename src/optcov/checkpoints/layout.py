@@ -1,0 +1,166 @@
+"""One table for both directions: which foreign key is which of ours, and how its numbers are arranged.
+
+A table is a list of entries. Reading it from left to right imports, from right to left exports; the shapes a
+foreign file must have are those of exporting our empty network. So the two directions cannot disagree, and
+every key is accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from optcov.checkpoints.files import CheckpointError
+
+Shape = tuple[int, ...]
+State = Mapping[str, Tensor]
+
+
+class Layout(Protocol):
+    """How one foreign tensor holds one or more of ours."""
+
+    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
+        """Take the foreign tensor apart."""
+
+    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
+        """Put it together again."""
+
+
+@final
+@dataclass(frozen=True)
+class Same:
+    """The same numbers in the same order."""
+
+    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
+        """Take the foreign tensor apart."""
+        return (foreign,)
+
+    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
+        """Put it together again."""
+        return ours[0]
+
+
+@final
+@dataclass(frozen=True)
+class Pointwise:
+    """A convolution with a kernel of one pixel, (out, in, 1, ...), is our linear layer, (out, in)."""
+
+    dimensions: int
+
+    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
+        """Take the foreign tensor apart."""
+        return (foreign.flatten(1),)
+
+    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
+        """Put it together again."""
+        return ours[0].reshape(*ours[0].shape, *[1] * self.dimensions)
+
+
+@final
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix that multiplies from the right."""
+
+    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
+        """Take the foreign tensor apart."""
+        return (foreign.T,)
+
+    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
+        """Put it together again."""
+        return ours[0].T
+
+
+@final
+@dataclass(frozen=True)
+class HeadwiseQkv:
+    """Query, key and value of all heads in one tensor whose rows are ordered [head][query, key, value]."""
+
+    heads: int
+    dimensions: int  # trailing ones of the kernel; 0 for the bias
+
+    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
+        """Take the foreign tensor apart."""
+        columns = foreign.shape[1 : foreign.ndim - self.dimensions]
+        parts = foreign.reshape(self.heads, 3, -1, *columns)
+        return tuple(parts[:, i].reshape(-1, *columns) for i in range(3))
+
+    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
+        """Put it together again."""
+        columns = ours[0].shape[1:]
+        rows = [part.reshape(self.heads, -1, *columns) for part in ours]
+        return torch.stack(rows, dim=1).reshape(-1, *columns, *[1] * self.dimensions)
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One foreign tensor, and the tensors of ours that it holds."""
+
+    foreign: str
+    ours: tuple[str, ...]
+    layout: Layout = Same()
+
+
+Table = tuple[Entry, ...]
+
+
+def weight_and_bias(foreign: str, ours: str) -> list[Entry]:
+    """The two entries of a layer that is arranged alike on both sides."""
+    return [Entry(f"{foreign}.{name}", (f"{ours}.{name}",)) for name in ("weight", "bias")]
+
+
+def renamed(foreign: str, ours: str, names: Mapping[str, str]) -> list[Entry]:
+    """Entries of several layers below a prefix, by their foreign and our names."""
+    return [entry for a, b in names.items() for entry in weight_and_bias(f"{foreign}.{a}", f"{ours}.{b}")]
+
+
+def import_state(table: Table, foreign: State, empty: State) -> dict[str, Tensor]:
+    """Our tensors as float32, from a foreign state; `empty` says which tensors of what shape to expect."""
+    check_keys(table, foreign, empty)
+    result: dict[str, Tensor] = {}
+    for entry in table:
+        values = foreign[entry.foreign]
+        if not bool(values.isfinite().all()):
+            raise CheckpointError(f"{entry.foreign} holds NaN or infinite numbers; the file is damaged")
+        for name, part in zip(entry.ours, entry.layout.to_ours(values), strict=True):
+            # a copy: the file is only mapped into memory, and may change after the import
+            result[name] = torch.empty(part.shape, dtype=torch.float32).copy_(part)
+    return result
+
+
+def export_state(table: Table, ours: State) -> dict[str, Tensor]:
+    """A foreign state from our tensors."""
+    return {
+        entry.foreign: entry.layout.to_foreign([ours[name].detach().cpu() for name in entry.ours]).contiguous()
+        for entry in table
+    }
+
+
+def check_keys(table: Table, foreign: State, empty: State) -> None:
+    """Raise a CheckpointError that lists every key which is missing, unexpected or of the wrong shape."""
+    expected = {entry.foreign: _shape(entry, empty) for entry in table}
+    wrong = [
+        f"{key} has shape {tuple(foreign[key].shape)} instead of {shape}"
+        for key, shape in expected.items()
+        if key in foreign and tuple(foreign[key].shape) != shape
+    ]
+    problems = [
+        *_listing("missing", [key for key in expected if key not in foreign]),
+        *_listing("unexpected", [key for key in foreign if key not in expected]),
+        *_listing("mis-shaped", wrong),
+    ]
+    if problems:
+        raise CheckpointError("; ".join(problems))
+
+
+def _shape(entry: Entry, empty: State) -> Shape:
+    return tuple(entry.layout.to_foreign([empty[name] for name in entry.ours]).shape)
+
+
+def _listing(what: str, keys: Iterable[str]) -> list[str]:
+    listed = list(keys)
+    return [f"{len(listed)} {what} keys: {', '.join(listed)}"] if listed else []

@@ -1,0 +1,198 @@
+"""Import and export of whole checkpoints: file -> wrappers -> keys -> network, heads, schedule, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.checkpoints import heads as head_files
+from optcov.checkpoints.architecture import Architecture, Family, unet_config
+from optcov.checkpoints.files import CheckpointError, naming, read_file
+from optcov.checkpoints.layout import State, check_keys, export_state, import_state
+from optcov.checkpoints.sources import FAMILIES, SOURCES, Source, find_family, find_source
+from optcov.checkpoints.wrappers import unwrap
+from optcov.networks import Head, TimeArgument
+from optcov.schedule import Schedule
+
+GAMMA_GRID = 1000  # the authors measure a continuous network at the times n / 1000
+
+
+@final
+@dataclass(frozen=True)
+class ImportedModel:
+    """A foreign model in our words."""
+
+    unet: Any  # UNet2DModel or PaperUNet, eval mode; takes the network's own time argument
+    schedule: Schedule  # the one it was trained on
+    time_argument: TimeArgument
+    image_shape: tuple[int, int, int]  # (C, H, W)
+    source: str  # a name in SOURCES, or what diffusers' files say of themselves
+    heads: Mapping[str, Head] = field(default_factory=dict)  # "npr", "sn"
+    learned_range: bool = False  # the output is noise and v, the "range" head of Improved DDPM
+    parameterisation: str = "epsilon"
+    mean_square_noise: Tensor | None = None  # Gamma at the times `gamma_times`, float64 (T,)
+    noise_caps: Mapping[str, float | None] = field(default_factory=dict)  # the paper's y by method
+
+    @property
+    def gamma_times(self) -> Tensor:
+        """Times of the schedule that `mean_square_noise` belongs to, float64 (T,)."""
+        steps = self.schedule.steps or GAMMA_GRID
+        return torch.arange(1, steps + 1, dtype=torch.float64) * (self.schedule.final_time / steps)
+
+
+def import_checkpoint(
+    path: Path,
+    name: str | None = None,
+    *,
+    head: str | None = None,
+    npr: Path | None = None,
+    sn: Path | None = None,
+    gamma: Path | None = None,
+    image_size: int | None = None,
+) -> ImportedModel:
+    """Import one of the paper's networks.
+
+    name: which one, if its keys fit two. head: "npr" or "sn", if the file holds a head too and its keys fit
+        both.
+    npr, sn: further files with network and head together, of which the head is taken. gamma: the authors'
+        Gamma_t.
+    image_size: height and width of the images, if no level of the network attends.
+    """
+    path = Path(path)
+    with naming(path):
+        family, state = read_state(path)
+        trunk, head_state = head_files.split(family, state)
+        plan = family.infer(trunk)
+        source = find_source(family, plan, name)
+        learned_range = _has_learned_range(plan)
+        channels, size = plan.in_channels, _image_size(plan, image_size)
+        unet = build_unet(family, plan, source, size, trunk)
+        heads = {}
+        if head_state:
+            kind = head_files.which(source, head_files.structure(family, head_state), head)
+            heads[kind] = head_files.import_head(family, head_state, unet, channels)
+        elif head is not None:
+            raise CheckpointError(f"--head {head} was given, but the file holds no head beside the network")
+    for kind, file in (("npr", npr), ("sn", sn)):
+        if file is not None:
+            if kind in heads:
+                raise CheckpointError(f"{path} holds a head {kind!r} already; leave --{kind} out")
+            heads[kind] = _head_of_other_file(Path(file), family, trunk, unet, channels)
+    return ImportedModel(
+        unet=unet,
+        schedule=source.schedule(),
+        time_argument=source.time_argument,
+        image_shape=(channels, size, size),
+        source=source.name,
+        heads=heads,
+        learned_range=learned_range,
+        mean_square_noise=None if gamma is None else read_gamma(Path(gamma), source.schedule()),
+        noise_caps=source.noise_caps,
+    )
+
+
+def read_state(path: Path) -> tuple[Family, dict[str, Tensor]]:
+    """The family and the state_dict of a file, without wrappers and without the family's constants."""
+    constants = {name for family in FAMILIES for name in family.constants}
+    state = unwrap(read_file(path), constants)
+    family = find_family(state)
+    return family, {key: value for key, value in state.items() if key not in family.constants}
+
+
+def read_gamma(path: Path, schedule: Schedule) -> Tensor:
+    """The authors' Gamma_t = E mean(eps_hat^2) of Analytic-DPM, float64 at times 1..N (a file has 0 too)."""
+    with naming(path):
+        content = read_file(path)
+        steps = schedule.steps or GAMMA_GRID
+        if not isinstance(content, Tensor) or content.shape != (steps + 1,):
+            shape = tuple(content.shape) if isinstance(content, Tensor) else type(content).__name__
+            raise CheckpointError(
+                f"Gamma must be an array of {steps + 1} numbers, one per time 0..{steps}; this is {shape}"
+            )
+        values = content[1:].to(torch.float64, copy=True)
+        if not bool((values.isfinite() & (values >= 0)).all()):
+            raise CheckpointError("Gamma is a mean of squares, but there are negative or infinite numbers in it")
+    return values
+
+
+def build_unet(family: Family, plan: Architecture, source: Source, image_size: int, trunk: State) -> Any:
+    """The PaperUNet that the keys describe, with the weights, in eval mode."""
+    from optcov.networks.paper_unet import PaperUNet  # diffusers takes seconds to import
+
+    config = unet_config(family, plan, image_size)
+    time = {"time_shift": source.time_argument.shift, "time_scale": source.time_argument.scale}
+    try:
+        with torch.device("meta"):  # shapes only: nothing is allocated before all of them have been checked
+            unet = PaperUNet(**config, **time, dropout=source.dropout)
+        table = family.table(plan)
+        empty = unet.state_dict()
+        check_keys(table, trunk, empty)
+    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"no network has the structure that its keys describe ({error})") from error
+    unet.load_state_dict(import_state(table, trunk, empty), strict=True, assign=True)
+    return unet.eval()
+
+
+def export_checkpoint(model: ImportedModel, head: str | None = None) -> dict[str, Tensor]:
+    """The state_dict of an imported model in its authors' layout, with one head or none."""
+    if model.source not in SOURCES:
+        raise CheckpointError(
+            f"{model.source!r} is none of the paper's networks; save it by diffusers' save_pretrained"
+        )
+    family = SOURCES[model.source].family
+    state = {name: make() for name, make in family.constants.items()}
+    state |= export_state(family.table(_plan_of(model.unet)), model.unet.state_dict())
+    if head is not None:
+        if head not in model.heads:
+            raise CheckpointError(f"there is no head {head!r}; there are: {', '.join(model.heads) or 'none'}")
+        state |= head_files.export_head(family, model.heads[head])
+    return state
+
+
+def _plan_of(unet: Any) -> Architecture:
+    config = unet.config
+    return Architecture(
+        tuple(config["block_out_channels"]),
+        config["layers_per_block"],
+        tuple(block.startswith("Attn") for block in config["down_block_types"]),
+        config["in_channels"],
+        config["out_channels"],
+    )
+
+
+def _has_learned_range(plan: Architecture) -> bool:
+    if plan.out_channels not in (plan.in_channels, 2 * plan.in_channels):
+        raise CheckpointError(
+            f"it turns {plan.in_channels} channels into {plan.out_channels}; a noise prediction has as many "
+            f"as the image, or twice as many with a learned range"
+        )
+    return plan.out_channels == 2 * plan.in_channels
+
+
+def _image_size(plan: Architecture, asked: int | None) -> int:
+    size = plan.image_size if asked is None else asked
+    if size is None:
+        raise CheckpointError("no level attends, so the keys do not tell the size of its images; add --image-size")
+    halvings = 2 ** (len(plan.channels) - 1)
+    if size < halvings or size % halvings:
+        raise CheckpointError(
+            f"images of {size} pixels cannot be halved {len(plan.channels) - 1} times; check --image-size"
+        )
+    return size
+
+
+def _head_of_other_file(path: Path, family: Family, trunk: State, unet: Any, channels: int) -> Head:
+    """The head in a file of the same network with another head."""
+    with naming(path):
+        found, state = read_state(path)
+        if found is not family:
+            raise CheckpointError(f"its keys are those of {found.name}, but the network is of {family.name}")
+        other, head_state = head_files.split(family, state)
+        check_keys(family.table(_plan_of(unet)), other, unet.state_dict())
+        head_files.check_trunks_agree(trunk, other)
+        return head_files.import_head(family, head_state, unet, channels)
