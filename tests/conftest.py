@@ -69,9 +69,7 @@ class Reference:
         value = value.expand(2, 1, 4, 4)
         entries = [value[0, 0, 0, 0], value[0, 0, 1, 2], value[1, 0, 2, 0], value[1, 0, 3, 3]]
         pairs = [(value.sum(), summary["sum"]), (value.square().sum(), summary["sumsq"])]
-        return max(
-            _relative(float(a), b) for a, b in [*pairs, *zip(entries, summary["entries"], strict=True)]
-        )
+        return max(_relative(float(a), b) for a, b in [*pairs, *zip(entries, summary["entries"], strict=True)])
 
 
 def _relative(a: float, b: float) -> float:

@@ -61,22 +61,16 @@ def test_bridge_preserves_the_marginals(step, eta):
 
 @given(steps())
 def test_bridge_equals_the_papers_form_in_beta_of_t_given_s(step):
-    """Propositions 5.1 and 5.2: beta_{t|s} form of the variance, of the mean and of the factor before the covariance."""
+    """Propositions 5.1 and 5.2: beta_{t|s} form of variance, mean and the factor before the covariance."""
     schedule, t, s = step
     alpha_ts = torch.exp(schedule.log_alpha_bar(t) - schedule.log_alpha_bar(s))  # alpha_{t|s}
     beta_ts = schedule.beta_bar(t) - alpha_ts * schedule.beta_bar(s)  # beta_{t|s}
     if schedule.steps is not None or isinstance(schedule, type(SCHEDULES["vp"])):
-        beta_ts = -torch.expm1(
-            schedule.log_alpha_bar(t) - schedule.log_alpha_bar(s)
-        )  # exact for variance-preserving
+        beta_ts = -torch.expm1(schedule.log_alpha_bar(t) - schedule.log_alpha_bar(s))  # exact for variance-preserving
     beta_t, alpha_t = schedule.beta_bar(t), schedule.alpha_bar(t)
     bridge = ForwardProcess(schedule, eta=1.0).bridge(t, s)
-    tolerance = (
-        {"rel": 1e-12, "abs": 1e-300} if float(beta_ts / beta_t) > 1e-3 else {"rel": 1e-9, "abs": 1e-300}
-    )
-    assert float(bridge.variance) == pytest.approx(
-        float(schedule.beta_bar(s) / beta_t * beta_ts), **tolerance
-    )
+    tolerance = {"rel": 1e-12, "abs": 1e-300} if float(beta_ts / beta_t) > 1e-3 else {"rel": 1e-9, "abs": 1e-300}
+    assert float(bridge.variance) == pytest.approx(float(schedule.beta_bar(s) / beta_t * beta_ts), **tolerance)
     factor = bridge.clean_weight.square() * beta_t / alpha_t
     assert float(factor) == pytest.approx(float(beta_ts.square() / (beta_t * alpha_ts)), **tolerance)
     # mean (Eq. 20): with x_0 = (x_t - sqrt(beta_t) eps) / sqrt(alpha_t), the weights of x_t and of eps
@@ -122,9 +116,7 @@ def test_diffuse_scales_signal_and_noise_per_sample():
     x_t = forward.diffuse(x_0, torch.tensor([0, 1000]), noise)
     assert x_t.dtype == torch.float32
     assert torch.equal(x_t[0], x_0[0])
-    assert float(x_t[1, 0, 0, 0]) == pytest.approx(
-        math.sqrt(4.0358e-05) + 2 * math.sqrt(1 - 4.0358e-05), rel=1e-5
-    )
+    assert float(x_t[1, 0, 0, 0]) == pytest.approx(math.sqrt(4.0358e-05) + 2 * math.sqrt(1 - 4.0358e-05), rel=1e-5)
 
 
 @pytest.mark.parametrize("eta", [-0.1, 1.1, float("nan")])

@@ -46,9 +46,7 @@ def as_torch(gaussian: Gaussian) -> MultivariateNormal:
 def test_density_and_entropy_are_exact(name):
     gaussian = Gaussian(randn(*SHAPE), COVARIANCES[name])
     x = randn(*SHAPE)
-    torch.testing.assert_close(
-        gaussian.log_prob(x), as_torch(gaussian).log_prob(x.flatten(1)), rtol=1e-11, atol=1e-11
-    )
+    torch.testing.assert_close(gaussian.log_prob(x), as_torch(gaussian).log_prob(x.flatten(1)), rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(gaussian.entropy(), as_torch(gaussian).entropy(), rtol=1e-11, atol=1e-11)
 
 
@@ -56,17 +54,13 @@ def test_density_and_entropy_are_exact(name):
 @pytest.mark.parametrize("q_name", COVARIANCES)
 def test_kl_is_exact_between_all_shapes(p_name, q_name):
     p, q = Gaussian(randn(*SHAPE), COVARIANCES[p_name]), Gaussian(randn(*SHAPE), COVARIANCES[q_name])
-    torch.testing.assert_close(
-        kl_divergence(p, q), torch_kl(as_torch(p), as_torch(q)), rtol=1e-10, atol=1e-10
-    )
+    torch.testing.assert_close(kl_divergence(p, q), torch_kl(as_torch(p), as_torch(q)), rtol=1e-10, atol=1e-10)
 
 
 def test_kl_matches_the_reference_values(golden):
     for (mean_p, variance_p, mean_q, variance_q), expected in golden["kl_between_normal"]:
         p, q = (
-            Gaussian(
-                torch.tensor([[m]], dtype=torch.float64), Isotropic(torch.tensor(v, dtype=torch.float64))
-            )
+            Gaussian(torch.tensor([[m]], dtype=torch.float64), Isotropic(torch.tensor(v, dtype=torch.float64)))
             for m, v in [(mean_p, variance_p), (mean_q, variance_q)]
         )
         assert float(kl_divergence(p, q)) == pytest.approx(expected, rel=1e-10, abs=1e-15)
@@ -115,9 +109,7 @@ def test_an_indefinite_matrix_is_clamped_counted_and_sampled():
     clamped, counts = Full(matrix).clamped(None)
     assert int(counts.below) == 1
     assert counts.total == 2
-    torch.testing.assert_close(
-        torch.linalg.eigvalsh(clamped.matrix), torch.tensor([[0.0, 3.0]], dtype=torch.float64)
-    )
+    torch.testing.assert_close(torch.linalg.eigvalsh(clamped.matrix), torch.tensor([[0.0, 3.0]], dtype=torch.float64))
     drawn = Full(matrix).sqrt_apply(torch.eye(2, dtype=torch.float64).reshape(2, 1, 2)[0])
     assert bool(drawn.isfinite().all())
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optcov import ForwardProcess, Schedule
+from optcov import ForwardProcess, ReverseProcess, Schedule
 from optcov.oracle import GaussianMixture
 
 SCHEDULES = [
@@ -145,3 +145,15 @@ def test_bad_mixtures_are_named(arguments, message):
 def test_points_of_another_dimension_are_refused():
     with pytest.raises(ValueError, match="points have 3 entries, but this mixture lives in 2 dimensions"):
         CORRELATED.log_density(torch.zeros(1, 3), Schedule.linear(), 5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "t", "s"),
+    [(Schedule.linear(), 400, 399), (Schedule.linear(), 1, 0), (Schedule.vp_sde(), 0.4, 0.399)],
+)
+def test_the_range_head_gives_the_optimal_variance_of_a_single_step(schedule, t, s):
+    x_t = torch.randn(6, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    network, forward = CORRELATED.network(schedule, error=0.1), ForwardProcess(schedule)
+    ranged = ReverseProcess(network, forward, "range", None).step(x_t, t, s)
+    optimal = ReverseProcess(network, forward, "npr", None).step(x_t, t, s)
+    torch.testing.assert_close(ranged.variance, optimal.variance, rtol=1e-9, atol=0)

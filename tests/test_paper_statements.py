@@ -49,9 +49,7 @@ def cross_entropy(data: GaussianMixture, process: ReverseProcess, x_t: Tensor, t
     return 0.5 * (math.log(2 * math.pi) + variance.log() + second_moment / variance)
 
 
-def make(
-    data: GaussianMixture, design: str, t: float, eta: float = 1.0, error: object = None
-) -> ReverseProcess:
+def make(data: GaussianMixture, design: str, t: float, eta: float = 1.0, error: object = None) -> ReverseProcess:
     """A process on unbounded data; the numbers per time are exact integrals over the grid."""
     network = data.network(SCHEDULE, error)
     x_t, weights = grid(data, t)
@@ -84,9 +82,7 @@ class TestLemma1:
     variance = float((q * (x - mean).square()).sum())
 
     def kl(self, mean: float, log_variance: float) -> float:
-        log_p = -0.5 * (
-            math.log(2 * math.pi) + log_variance + (self.x - mean).square() / math.exp(log_variance)
-        )
+        log_p = -0.5 * (math.log(2 * math.pi) + log_variance + (self.x - mean).square() / math.exp(log_variance))
         return float((self.q * (self.q.clamp(min=1e-300).log() - log_p)).sum())
 
     @pytest.mark.parametrize("variance", [0.1, 1.0, 7.0])
@@ -112,9 +108,7 @@ def test_theorem_1_the_joint_optimum_is_the_exact_transition(t, s, eta):
     exact = PLANE.reverse_moments(x_t, ForwardProcess(SCHEDULE, eta), t, s)
     step = make(PLANE, "sn", t, eta).step(x_t, t, s)
     torch.testing.assert_close(step.mean, exact.mean, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        step.variance, exact.covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-8, atol=1e-10
-    )
+    torch.testing.assert_close(step.variance, exact.covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("design", ["beta", "beta_tilde", "npr"])
@@ -164,12 +158,8 @@ def test_propositions_5_1_and_5_2_hold_at_real_times(t, s):
     perfect = ReverseProcess(PLANE.network(schedule), ForwardProcess(schedule), "sn", None).step(x_t, t, s)
     torch.testing.assert_close(perfect.mean, exact.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(perfect.variance, diagonal, rtol=1e-8, atol=1e-11)
-    off = ReverseProcess(PLANE.network(schedule, imperfect), ForwardProcess(schedule), "npr", None).step(
-        x_t, t, s
-    )
-    torch.testing.assert_close(
-        off.variance, diagonal + (off.mean - exact.mean).square(), rtol=1e-8, atol=1e-11
-    )
+    off = ReverseProcess(PLANE.network(schedule, imperfect), ForwardProcess(schedule), "npr", None).step(x_t, t, s)
+    torch.testing.assert_close(off.variance, diagonal + (off.mean - exact.mean).square(), rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize(("t", "s"), [(700, 500), (112, 1), (1, 0)])
@@ -264,9 +254,6 @@ def test_with_an_imperfect_mean_npr_is_the_best_diagonal_design_at_every_point(t
 
 @pytest.mark.parametrize(("t", "s"), STEPS[:-1])
 def test_with_an_imperfect_mean_isotropic_npr_is_the_best_isotropic_design(t, s):
-    bounds = {
-        d: expected_bound(PLANE, d, t, s, imperfect)
-        for d in ("npr_isotropic", "analytic", "beta", "beta_tilde")
-    }
+    bounds = {d: expected_bound(PLANE, d, t, s, imperfect) for d in ("npr_isotropic", "analytic", "beta", "beta_tilde")}
     for design in ("analytic", "beta", "beta_tilde"):
         assert bounds["npr_isotropic"] <= bounds[design] + 1e-12, design

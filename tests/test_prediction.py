@@ -20,9 +20,7 @@ def test_every_parameterisation_gives_the_same_noise():
             "v_prediction": alpha_bar.sqrt() * eps - beta_bar.sqrt() * x_0,
         }
         for name, output in outputs.items():
-            torch.testing.assert_close(
-                to_noise(output, x_t, alpha_bar, beta_bar, name), eps, rtol=1e-9, atol=1e-9
-            )
+            torch.testing.assert_close(to_noise(output, x_t, alpha_bar, beta_bar, name), eps, rtol=1e-9, atol=1e-9)
 
 
 def test_an_unknown_parameterisation_is_named():
@@ -41,9 +39,7 @@ def test_heads_must_have_the_shape_of_the_noise():
 
 def test_a_missing_head_is_refused_with_the_heads_there_are():
     prediction = NoisePrediction(torch.zeros(1, 1), {"sn": torch.zeros(1, 1), "range": torch.zeros(1, 1)})
-    with pytest.raises(
-        ValueError, match=r"needs the head 'npr', .* only these heads: range, sn; fit the head"
-    ):
+    with pytest.raises(ValueError, match=r"needs the head 'npr', .* only these heads: range, sn; fit the head"):
         prediction.head("npr")
     with pytest.raises(ValueError, match="only these heads: none"):
         NoisePrediction(torch.zeros(1, 1)).head("npr")

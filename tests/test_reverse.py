@@ -27,8 +27,8 @@ def make_process(reference, name, clip, **settings):
 @pytest.mark.parametrize(
     "name",
     [
-        *"DDPM_small DDPM_big DDPM_analytic DDPM_NPR DDPM_SN DDPM_iddpm".split(),
-        *"DDIM_eta0_small DDIM_eta0_analytic DDIM_eta0_NPR DDIM_eta0_SN DDIM_eta0.5_NPR".split(),
+        *["DDPM_small", "DDPM_big", "DDPM_analytic", "DDPM_NPR", "DDPM_SN", "DDPM_iddpm"],
+        *["DDIM_eta0_small", "DDIM_eta0_analytic", "DDIM_eta0_NPR", "DDIM_eta0_SN", "DDIM_eta0.5_NPR"],
     ],
 )
 def test_step_matches_the_reference_values(golden, reference, name, clip):
@@ -90,9 +90,7 @@ def test_variance_is_bounded_by_the_data_range_and_clamps_are_counted():
 def test_times_may_differ_within_a_batch(reference):
     for design in DESIGNS:
         process = ReverseProcess(
-            lambda x, t: reference.network(
-                x, t.double().reshape(-1, 1, 1, 1) if torch.is_tensor(t) else t
-            ),
+            lambda x, t: reference.network(x, t.double().reshape(-1, 1, 1, 1) if torch.is_tensor(t) else t),
             ForwardProcess(reference.schedule),
             design,
             mean_square_noise=reference.mean_square_noise,
@@ -114,9 +112,7 @@ def test_numbers_per_time_may_be_a_function_and_work_at_real_times():
         return NoisePrediction(torch.zeros_like(x_t))
 
     x_t, schedule = torch.zeros(2, 1, dtype=torch.float64), Schedule.vp_sde()
-    process = ReverseProcess(
-        network, ForwardProcess(schedule), "analytic", None, mean_square_noise=lambda t: 1 - t
-    )
+    process = ReverseProcess(network, ForwardProcess(schedule), "analytic", None, mean_square_noise=lambda t: 1 - t)
     expected = schedule.beta_bar(0.3) / schedule.alpha_bar(0.3) * 0.3
     assert float(process.posterior(x_t, 0.3).variance) == pytest.approx(float(expected), rel=1e-12)
 
@@ -137,9 +133,7 @@ def test_no_nan_for_any_step_in_low_precision(design, N, cosine, data_range, dty
 
     def network(x_t, t):
         noise = torch.linspace(-3, 3, 8).reshape(2, 4).to(dtype)
-        return NoisePrediction(
-            noise, {name: (scale * noise) for name in ("sn", "npr")} | {"range": noise / 3}
-        )
+        return NoisePrediction(noise, dict.fromkeys(("sn", "npr"), scale * noise) | {"range": noise / 3})
 
     process = ReverseProcess(
         network,
@@ -216,9 +210,7 @@ def test_bad_compositions_are_named(reference):
         with pytest.raises(ValueError, match=message):
             ReverseProcess(network, forward, **settings)
     with pytest.raises(ValueError, match="this schedule has real times; pass a callable"):
-        ReverseProcess(
-            network, ForwardProcess(Schedule.vp_sde()), "analytic", mean_square_noise=torch.zeros(1001)
-        )
+        ReverseProcess(network, ForwardProcess(Schedule.vp_sde()), "analytic", mean_square_noise=torch.zeros(1001))
 
 
 def test_bad_calls_are_named_before_the_network_runs(reference):
@@ -237,9 +229,7 @@ def test_bad_calls_are_named_before_the_network_runs(reference):
 
 
 def test_a_network_with_the_wrong_output_is_named(reference):
-    process = ReverseProcess(
-        lambda x, t: NoisePrediction(x[:, :, :2]), ForwardProcess(reference.schedule), "beta"
-    )
+    process = ReverseProcess(lambda x, t: NoisePrediction(x[:, :, :2]), ForwardProcess(reference.schedule), "beta")
     with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 2, 4\) for x_t of shape \(2, 1, 4, 4\)"):
         process.step(reference.x_t, 7, 3)
     for design in ("sn", "npr", "range", "sn_full"):

@@ -95,9 +95,7 @@ def test_from_diffusers_takes_trained_betas_and_other_schedules_as_they_are():
 def test_from_diffusers_refuses_what_has_no_betas():
     from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
-    with pytest.raises(
-        ValueError, match="FlowMatchEulerDiscreteScheduler is not a diffusers scheduler with betas"
-    ):
+    with pytest.raises(ValueError, match="FlowMatchEulerDiscreteScheduler is not a diffusers scheduler with betas"):
         Schedule.from_diffusers(FlowMatchEulerDiscreteScheduler())
     with pytest.raises(ValueError, match="rescale_betas_zero_snr=False"):
         Schedule.from_diffusers(DDPMScheduler(rescale_betas_zero_snr=True))

@@ -22,7 +22,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.forward import ForwardProcess
+from optcov.forward import ForwardProcess, range_ends
 from optcov.gaussian import ClampCounts, Covariance, Diagonal, Full, Isotropic, per_sample
 from optcov.prediction import NoisePrediction
 from optcov.schedule import Schedule, Time
@@ -198,8 +198,10 @@ class LearnedRange(CovarianceDesign):
     ) -> tuple[Covariance, ClampCounts | None]:
         like = prediction.noise
         log_low, log_high = (per_sample(end, like) for end in range_ends(forward, t, s))
-        share = (prediction.head("range") + 1) / 2
-        return Diagonal(torch.exp(share * log_high + (1 - share) * log_low)), None
+        v = prediction.head("range")
+        counts = ClampCounts(below=(v < -1).sum(), above=(v > 1).sum(), total=v.numel())
+        share = (v.clamp(-1, 1) + 1) / 2
+        return Diagonal(torch.exp(share * log_high + (1 - share) * log_low)), counts
 
 
 ESTIMATORS: dict[str, Callable[[], CovarianceDesign]] = {
@@ -236,22 +238,6 @@ def noise_to_signal(schedule: Schedule, t: Time) -> Tensor:
     return torch.exp(-schedule.log_snr(t))
 
 
-def first_step_variance(forward: ForwardProcess) -> Tensor:
-    """beta-tilde(1 | 2), the variance that the paper gives to the last step when scoring, ()."""
-    unit = 1 if forward.schedule.steps else 1e-3
-    if forward.schedule.steps == 1:
-        raise ValueError("beta-tilde(1|2) needs a schedule of at least 2 steps, but this one has 1")
-    return ForwardProcess(forward.schedule, eta=1.0).bridge(2 * unit, unit).variance
-
-
-def range_ends(forward: ForwardProcess, t: Time, s: Time) -> tuple[Tensor, Tensor]:
-    """log beta-tilde and log beta of a step, () or (B,); at s = 0 beta-tilde, which is 0, gives way to that of (1 | 2)."""
-    bridge = forward.bridge(t, s)
-    low = torch.where(bridge.variance > 0, bridge.variance, first_step_variance(forward))
-    high = bridge.variance + bridge.clean_weight.square() * forward.schedule.beta_bar(t)
-    return low.log(), high.log()
-
-
 def _at(numbers: PerTime, schedule: Schedule, t: Time) -> Tensor:
     """Look numbers per time up at t, as float64, () or (B,)."""
     if isinstance(numbers, Tensor):
@@ -277,7 +263,7 @@ def _check_per_time(numbers: PerTime, schedule: Schedule, name: str) -> None:
 def _require(numbers: PerTime | None, covariance: str, name: str) -> PerTime:
     if numbers is None:
         raise ValueError(
-            f"covariance {covariance!r} needs one number per time: pass {name}=, a tensor of length N + 1 or a callable of t"
+            f"covariance {covariance!r} needs one number per time: pass {name}=, a tensor of length N + 1 "
+            f"or a callable of t"
         )
     return numbers
-

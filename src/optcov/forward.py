@@ -61,9 +61,14 @@ class ForwardProcess:
         schedule = self.schedule
         t, s = schedule.check_times(t), schedule.check_times(s)
         if bool((s >= t).any()):
-            raise ValueError(f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap them")
+            raise ValueError(
+                f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap them"
+            )
         log_ratio = schedule.log_snr(t) - schedule.log_snr(s)
-        new_share, old_share = -torch.expm1(log_ratio), torch.exp(log_ratio)  # c and 1 - c, neither by subtraction
+        new_share, old_share = (
+            -torch.expm1(log_ratio),
+            torch.exp(log_ratio),
+        )  # c and 1 - c, neither by subtraction
         kept = (1 - self.eta**2) + self.eta**2 * old_share  # 1 - eta^2 c
         beta_bar_s = schedule.beta_bar(s)
         # 1 - sqrt(p) = (1 - p) / (1 + sqrt(p)) with p = (1 - c)(1 - eta^2 c), so that 1 - p = c + eta^2 c (1 - c)
@@ -73,3 +78,22 @@ class ForwardProcess:
             noisy_weight=(beta_bar_s / schedule.beta_bar(t)).sqrt() * kept.sqrt(),
             variance=self.eta**2 * beta_bar_s * new_share,
         )
+
+
+def first_step_variance(schedule: Schedule) -> Tensor:
+    """beta-tilde(1 | 2), the variance that the paper gives to the last step when scoring, (); real times / 1000."""
+    unit = 1 if schedule.steps else 1e-3
+    if schedule.steps == 1:
+        raise ValueError("beta-tilde(1|2) needs a schedule of at least 2 steps, but this one has 1")
+    return ForwardProcess(schedule).bridge(2 * unit, unit).variance
+
+
+def range_ends(forward: ForwardProcess, t: Time, s: Time) -> tuple[Tensor, Tensor]:
+    """log beta-tilde and log beta of a step, () or (B,), the ends of Improved DDPM's range.
+
+    At s = 0 beta-tilde is 0 and gives way to that of (1 | 2).
+    """
+    bridge = forward.bridge(t, s)
+    low = torch.where(bridge.variance > 0, bridge.variance, first_step_variance(forward.schedule))
+    high = bridge.variance + bridge.clean_weight.square() * forward.schedule.beta_bar(t)
+    return low.log(), high.log()

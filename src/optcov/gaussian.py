@@ -1,6 +1,6 @@
 """Gaussians whose covariance is isotropic, diagonal or full, with exact KL, density and entropy.
 
-A covariance is anything that fits the `Covariance` protocol: six small operations are all that the rest of the
+A covariance is anything that fits the `Covariance` protocol: a few small operations are all that the rest of the
 package asks of it, so that a low-rank or transformed-basis shape can join without changes elsewhere.
 """
 
@@ -49,6 +49,10 @@ class Covariance(Protocol):
         """Variances, broadcastable to `like` (B, *D)."""
         ...
 
+    def dense(self, like: Tensor) -> Tensor:
+        """The matrix over flattened pixels, (B, d, d)."""
+        ...
+
 
 @dataclass(frozen=True)
 class ClampCounts:
@@ -94,6 +98,10 @@ class _Elementwise(ABC):
     def log_det(self, like: Tensor) -> Tensor:
         """Sum log variance per sample, (B,)."""
         return sum_pixels(self.diagonal(like).log().expand_as(like))
+
+    def dense(self, like: Tensor) -> Tensor:
+        """The diagonal matrix, (B, d, d)."""
+        return torch.diag_embed(self.diagonal(like).expand_as(like).flatten(1))
 
 
 @final
@@ -224,6 +232,10 @@ class Full:
         """The diagonal in the shape of `like`, (B, *D)."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(-1, *like.shape[1:])
 
+    def dense(self, like: Tensor) -> Tensor:
+        """The matrix itself, (B, d, d)."""
+        return self.matrix
+
 
 @final
 @dataclass(frozen=True)
@@ -258,10 +270,9 @@ class Gaussian:
         return self.mean[0].numel()
 
     def _require_density(self, what: str) -> None:
-        variance = self.covariance._eigen[0] if isinstance(self.covariance, Full) else self.variance
-        if not bool((variance > 0).all()):
+        if not bool(self.covariance.log_det(self.mean).isfinite().all()):
             raise ValueError(
-                f"{what} needs a positive definite covariance, but the smallest variance is {float(variance.min())}; "
+                f"{what} needs a positive definite covariance, but the smallest variance is {float(self.variance.min())}; "
                 f"a deterministic step (eta = 0 with zero covariance) has no density"
             )
 
@@ -271,22 +282,16 @@ def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
     p._require_density("a KL divergence")
     q._require_density("a KL divergence")
     quadratic = q.covariance.inverse_quadratic(p.mean - q.mean)
-    if isinstance(p.covariance, Full) or isinstance(q.covariance, Full):
-        p_matrix, q_matrix = _as_matrix(p), _as_matrix(q)
-        trace = torch.linalg.solve(q_matrix, p_matrix).diagonal(dim1=-2, dim2=-1).sum(-1)
-        shape_term = trace - p._dimensions + q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
-    else:
-        shape_term = sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean))
-    return 0.5 * (shape_term + quadratic)
+    if isinstance(p.covariance, _Elementwise) and isinstance(q.covariance, _Elementwise):
+        return 0.5 * (sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean)) + quadratic)
+    ratio: Tensor = torch.linalg.solve(q.covariance.dense(q.mean), p.covariance.dense(p.mean))
+    log_dets = q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
+    return 0.5 * (ratio.diagonal(dim1=-2, dim2=-1).sum(-1) - p._dimensions + log_dets + quadratic)
 
 
 def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Compute r - log r - 1 for r = numerator / denominator, without cancellation near r = 1."""
     excess = (numerator - denominator) / denominator
-    return excess - torch.log1p(excess)
-
-
-def _as_matrix(gaussian: Gaussian) -> Tensor:
-    if isinstance(gaussian.covariance, Full):
-        return gaussian.covariance.matrix
-    return torch.diag_embed(gaussian.variance.expand_as(gaussian.mean).flatten(1))
+    # Far below r = 1 the excess rounds to -1, and log r is the difference of two logarithms that lie far apart.
+    log_ratio = torch.where(excess > -0.5, torch.log1p(excess), numerator.log() - denominator.log())
+    return excess - log_ratio

@@ -66,7 +66,11 @@ class Method:
     @property
     def discrete_name(self) -> str:
         """The row of the same composition in discrete time."""
-        same = (m.name for m in METHODS.values() if not m.continuous and (m.eta, m.covariance) == (self.eta, self.covariance))
+        same = (
+            m.name
+            for m in METHODS.values()
+            if not m.continuous and (m.eta, m.covariance) == (self.eta, self.covariance)
+        )
         return next(same, self.name)
 
 

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 
-def image_noise(seed: int, image: int, stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Noise of one image: shape is that of the image. A stream is a step of sampling, or a time of a sweep."""
+def image_generator(seed: int, image: int, stream: int) -> torch.Generator:
+    """Return the generator of one image. A stream is a step of sampling, or a time of a sweep."""
     digest = hashlib.blake2b(f"{seed}/{image}/{stream}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") - 2**63)
-    return torch.randn(tuple(shape), generator=generator, dtype=dtype)
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") - 2**63)
+
+
+def image_noise(seed: int, image: int, stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Noise of one image: shape is that of the image."""
+    return torch.randn(tuple(shape), generator=image_generator(seed, image, stream), dtype=dtype)
 
 
 def batch_noise(

@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.forward import ForwardProcess
+from optcov.forward import ForwardProcess, range_ends
 from optcov.gaussian import LOG_2_PI
 from optcov.prediction import Network, NoisePrediction
 from optcov.schedule import Schedule, Time
@@ -63,13 +63,20 @@ class GaussianMixture:
         if covariances.shape == (count, d) and covariances.ndim == 2:
             covariances = torch.diag_embed(covariances)
         if covariances.shape != (count, d, d):
-            raise ValueError(f"covariances must have shape ({count},), ({count}, {d}) or ({count}, {d}, {d}), got {tuple(covariances.shape)}")
+            raise ValueError(
+                f"covariances must have shape ({count},), ({count}, {d}) or ({count}, {d}, {d}), "
+                f"got {tuple(covariances.shape)}"
+            )
         if not torch.allclose(covariances, covariances.mT, rtol=1e-10, atol=0):
             raise ValueError("covariances must be symmetric")
         self.covariances = covariances
+        self._values: Tensor
+        self._vectors: Tensor
         self._values, self._vectors = torch.linalg.eigh(covariances)  # (J, d), (J, d, d)
         if bool((self._values < -1e-10 * self._values.abs().max()).any()):
-            raise ValueError(f"covariances must be positive semi-definite, but have the eigenvalue {float(self._values.min())}")
+            raise ValueError(
+                f"covariances must be positive semi-definite, but have the eigenvalue {float(self._values.min())}"
+            )
         self._values = self._values.clamp(min=0.0)
 
     def sample(self, count: int, seed: int = 0) -> Tensor:
@@ -129,7 +136,8 @@ class GaussianMixture:
         """A network with perfect heads, whose mean is perfect but for a chosen error added to the noise.
 
         error: a number, a tensor that broadcasts to x_t, or a function of (x_t, t). The NPR heads know the error
-        (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it.
+        (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it. The range head is the optimum of
+        Improved DDPM's loss, which scores single steps of the full process (real times: steps of 1/1000).
         """
 
         def predict(x_t: Tensor, t: Time) -> NoisePrediction:
@@ -144,6 +152,7 @@ class GaussianMixture:
                 "npr": (variance + offset.square()).reshape(x_t.shape),
                 "sn_full": moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2),
                 "npr_full": moments.covariance + offset.unsqueeze(-1) * offset.unsqueeze(-2),
+                "range": _range_of(variance + offset.square(), schedule, t).reshape(x_t.shape),
             }
             noise = (moments.mean + offset).reshape(x_t.shape)
             return NoisePrediction(noise.to(x_t.dtype), {name: head.to(x_t.dtype) for name, head in heads.items()})
@@ -158,7 +167,9 @@ class GaussianMixture:
         """x_t - sqrt(alpha_bar) m, and the eigenvalues of C, in each component's eigenbasis: (B, J, d) both."""
         points = x_t.detach().flatten(1).double()
         if points.shape[1] != self.dimension:
-            raise ValueError(f"points have {points.shape[1]} entries, but this mixture lives in {self.dimension} dimensions")
+            raise ValueError(
+                f"points have {points.shape[1]} entries, but this mixture lives in {self.dimension} dimensions"
+            )
         deviation = points[:, None, :] - alpha_bar.sqrt()[:, None, None] * self.means
         rotated = torch.einsum("jki,bjk->bji", self._vectors, deviation)
         return rotated, alpha_bar[:, None, None] * self._values + beta_bar[:, None, None]
@@ -179,3 +190,15 @@ class GaussianMixture:
         between = means - mean[:, None, :]
         covariance = torch.einsum("bj,jik,bjk,jlk->bil", share, self._vectors, eigenvalues, self._vectors)
         return Moments(mean, covariance + torch.einsum("bj,bji,bjk->bik", share, between, between))
+
+
+def _range_of(residual: Tensor, schedule: Schedule, t: Time) -> Tensor:
+    """The v of Improved DDPM that gives the optimal variance of a single step down from t, for E[(eps - eps_hat)^2]."""
+    times = schedule.check_times(t).expand(len(residual))
+    before = (times - 1).clamp(min=0) if schedule.steps else (times - 1e-3).clamp(min=0.0)
+    forward = ForwardProcess(schedule)
+    bridge = forward.bridge(times, before)
+    log_low, log_high = range_ends(forward, times, before)
+    noise_to_signal = torch.exp(-schedule.log_snr(times))
+    variance = bridge.variance[:, None] + (bridge.clean_weight.square() * noise_to_signal)[:, None] * residual
+    return 2 * (variance.log() - log_low[:, None]) / (log_high - log_low)[:, None] - 1

@@ -1,14 +1,13 @@
 """The reverse step p(x_s | x_t): a Gaussian made of the network's prediction and the bridge (Eqs. 1, 6).
 
-    mean       = gamma x0_hat + kappa x_t
-    covariance = lambda^2 I + gamma^2 v
+mean       = gamma x0_hat + kappa x_t
+covariance = lambda^2 I + gamma^2 v
 """
 
 from __future__ import annotations
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from optcov.estimators import CovarianceDesign, PerTime, make_estimator
@@ -82,23 +81,29 @@ class ReverseProcess:
         mean_square_residual: PerTime | None = None,
     ):
         if data_range is not None and not data_range[0] < data_range[1]:
-            raise ValueError(f"data_range = {data_range} is not (low, high) with low < high; pass None for unbounded data")
+            raise ValueError(
+                f"data_range = {data_range} is not (low, high) with low < high; pass None for unbounded data"
+            )
         estimator = make_estimator(covariance, mean_square_noise, mean_square_residual)
         estimator.check(forward)
         self.network, self.forward, self.estimator = network, forward, estimator
         self.data_range = data_range
-        self.use_clipped_model_output = forward.eta == 1 if use_clipped_model_output is None else use_clipped_model_output
+        self.use_clipped_model_output = (
+            forward.eta == 1 if use_clipped_model_output is None else use_clipped_model_output
+        )
         self.clamps = ClampStatistics()
 
     def predict(self, x_t: Tensor, t: Time) -> NoisePrediction:
         """Ask the network about x_t (B, *D), without looking at the values it returns."""
         if x_t.ndim < 2 or not x_t.is_floating_point():
-            raise ValueError(f"x_t must be a floating-point tensor (B, *D), got {x_t.dtype} of shape {tuple(x_t.shape)}")
+            raise ValueError(
+                f"x_t must be a floating-point tensor (B, *D), got {x_t.dtype} of shape {tuple(x_t.shape)}"
+            )
         prediction = self.network(x_t, t)
         if prediction.noise.shape != x_t.shape:
             raise ValueError(
-                f"the network returned noise of shape {tuple(prediction.noise.shape)} for x_t of shape {tuple(x_t.shape)}; "
-                f"they must agree (is this a network with a second output that belongs into heads?)"
+                f"the network returned noise of shape {tuple(prediction.noise.shape)} for x_t of shape "
+                f"{tuple(x_t.shape)}; they must agree (is this a network with a second output that belongs into heads?)"
             )
         return _at_least_float32(prediction)
 
@@ -111,7 +116,9 @@ class ReverseProcess:
 
     def posterior_from(self, prediction: NoisePrediction, x_t: Tensor, t: Time) -> Gaussian:
         """Build the Gaussian over x_0 from a prediction at hand."""
-        covariance, counts = self.estimator.clean_covariance(prediction, self.forward.schedule, t, self.largest_variance)
+        covariance, counts = self.estimator.clean_covariance(
+            prediction, self.forward.schedule, t, self.largest_variance
+        )
         self.clamps.add(counts)
         return Gaussian(self.clean_mean(prediction, x_t, t), covariance)
 

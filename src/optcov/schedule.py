@@ -129,7 +129,9 @@ class DiscreteSchedule(Schedule):
             )
         outside = (times < 0) | (times > self.final_time)
         if bool(outside.any()):
-            raise ValueError(f"time {_first(times, outside)} is outside this schedule; use times from 0 to {self.steps}")
+            raise ValueError(
+                f"time {_first(times, outside)} is outside this schedule; use times from 0 to {self.steps}"
+            )
         return times.long()
 
     def log_alpha_bar(self, t: Time) -> Tensor:

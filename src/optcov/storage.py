@@ -97,7 +97,9 @@ def directory_lock(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StorageError(f"{directory} is in use by another process; wait for it, or choose another directory") from error
+            raise StorageError(
+                f"{directory} is in use by another process; wait for it, or choose another directory"
+            ) from error
         yield
 
 

@@ -37,8 +37,8 @@ class Trajectory:
         for before, after in zip((0, *values), values, strict=False):
             if not after > before:
                 raise ValueError(
-                    f"times must increase strictly and start above 0, but {after} follows {before}; sort them and remove "
-                    f"repeated ones"
+                    f"times must increase strictly and start above 0, but {after} follows {before}; sort them and "
+                    f"remove repeated ones"
                 )
         object.__setattr__(self, "times", values)
 
@@ -55,7 +55,7 @@ class Trajectory:
 
     @staticmethod
     def even(schedule: Schedule, K: int) -> Trajectory:
-        """K evenly spaced times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""
+        """K times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""
         N = _check_length(schedule, K)
         return _on_grid(schedule, [round(1 + Fraction(i * (N - 1), K - 1)) for i in range(K)])
 
@@ -126,7 +126,7 @@ def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
 
 def _check_length(schedule: Schedule, K: int) -> int:
     N = schedule.steps or CONTINUOUS_GRID
-    if K != int(K) or not 2 <= K <= N:
+    if int(K) != K or not 2 <= K <= N:
         raise ValueError(f"K = {K} is outside 2..{N}; a trajectory runs from 1 to {N} and cannot repeat a time")
     return N
 

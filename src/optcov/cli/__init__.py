@@ -18,6 +18,8 @@ START, USE, MAKE = "Start here", "Use a model", "Make a model"
 
 COMMANDS = {  # file name -> heading under which the help lists it
     "demo": START,
+    "train": MAKE,
+    "import_": MAKE,
 }
 
 app = typer.Typer(

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from optcov import METHODS, Schedule, Trajectory, sample
+from optcov.methods import find_method
+from optcov.oracle import GaussianMixture
+
+PAPER_ROWS = """DDPM, beta-tilde;DDPM, beta;A-DDPM;NPR-DDPM;SN-DDPM;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;
+Improved DDPM;Euler-Maruyama;Ancestral sampling;Probability flow;A-DPM;NPR-DPM;SN-DPM;Gotta Go Fast"""
+
+
+def test_every_row_of_the_paper_has_its_method():
+    assert list(METHODS) == [row.strip() for row in PAPER_ROWS.split(";")]
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.solver is None])
+def test_every_reverse_method_samples(name):
+    method = METHODS[name]
+    schedule = Schedule.vp_sde() if method.continuous else Schedule.linear()
+    data = GaussianMixture([0.5, 0.5], [[-0.5, 0.0], [0.5, 0.0]], [0.01, 0.02])
+    process = method.reverse_process(data.network(schedule), schedule, mean_square_noise=lambda t: 0.9)
+    drawn = sample(process, Trajectory.even(schedule, 10), (5, 2), noise_cap=method.noise_cap)
+    assert drawn.shape == (5, 2)
+    assert bool(drawn.isfinite().all())
+    assert process.forward.eta == method.eta
+
+
+def test_names_are_found_whatever_their_case():
+    assert find_method("sn-ddim") is METHODS["SN-DDIM"]
+
+
+def test_bad_names_and_schedules_are_named():
+    with pytest.raises(ValueError, match="unknown method 'SN'; choose one of: DDPM, beta-tilde; "):
+        find_method("SN")
+    with pytest.raises(ValueError, match="'SN-DPM' runs in continuous time, .* or 'SN-DDPM'"):
+        METHODS["SN-DPM"].forward(Schedule.linear())
+    with pytest.raises(ValueError, match=r"'Gotta Go Fast' is a solver"):
+        METHODS["Gotta Go Fast"].forward(Schedule.vp_sde())
+
+
+def test_the_table_cannot_be_changed():
+    with pytest.raises(TypeError):
+        METHODS["mine"] = METHODS["DDIM"]  # type: ignore[index]
+
+
+def test_hand_crafted_covariances_are_sampled_without_a_noise_cap():
+    assert {name for name, m in METHODS.items() if m.noise_cap is None and m.covariance} == {
+        "DDPM, beta-tilde", "DDPM, beta", "DDIM", "Improved DDPM", "Ancestral sampling",
+    }  # fmt: skip

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import torch
+
+from optcov.noise import batch_noise, image_noise
+
+
+def test_noise_of_an_image_does_not_depend_on_its_batch():
+    whole = batch_noise(7, range(5), 3, (1, 28, 28))
+    assert whole.shape == (5, 1, 28, 28)
+    assert torch.equal(whole[2:4], batch_noise(7, [2, 3], 3, (1, 28, 28)))
+    assert torch.equal(whole[4], image_noise(7, 4, 3, (1, 28, 28)))
+
+
+def test_seed_image_and_stream_each_change_the_noise():
+    base = image_noise(0, 0, 0, (16,))
+    for other in (image_noise(1, 0, 0, (16,)), image_noise(0, 1, 0, (16,)), image_noise(0, 0, 1, (16,))):
+        assert not torch.equal(base, other)
+
+
+def test_noise_is_standard_normal_and_independent_across_images_and_streams():
+    """Mean, variance and correlations within 5 standard errors (level 1e-6 each), fixed seed."""
+    drawn = torch.stack([batch_noise(0, range(100), stream, (100,), torch.float64) for stream in range(2)])
+    n = drawn.numel()
+    assert abs(float(drawn.mean())) < 5 / n**0.5
+    assert abs(float(drawn.var() - 1)) < 5 * (2 / n) ** 0.5
+    assert abs(float((drawn[0] * drawn[1]).mean())) < 5 / drawn[0].numel() ** 0.5
+    assert abs(float((drawn[:, :-1] * drawn[:, 1:]).mean())) < 5 / drawn[:, 1:].numel() ** 0.5

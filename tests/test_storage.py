@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optcov.storage import (
+    StorageError,
+    atomic_writer,
+    directory_lock,
+    read_json,
+    read_tensors,
+    write_bytes,
+    write_json,
+    write_tensors,
+)
+
+
+def test_json_and_tensors_come_back_as_they_were(tmp_path):
+    write_json(tmp_path / "deep" / "a.json", {"x": [1, 2.5, "é"]})
+    assert read_json(tmp_path / "deep" / "a.json") == {"x": [1, 2.5, "é"]}
+    tensors = {"a": torch.arange(6).reshape(2, 3).T, "b": torch.tensor(1.5, dtype=torch.float64)}
+    write_tensors(tmp_path / "t.safetensors", tensors, {"note": "x"})
+    back, metadata = read_tensors(tmp_path / "t.safetensors")
+    assert metadata == {"note": "x"}
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "a.txt"
+    write_bytes(target, b"old")
+
+    def fail_half_way() -> None:
+        with atomic_writer(target) as stream:
+            stream.write(b"half of the new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_file_is_invisible_until_it_is_whole(tmp_path):
+    with atomic_writer(tmp_path / "a.txt", text=True) as stream:
+        stream.write("new")
+        assert not (tmp_path / "a.txt").exists()
+    assert (tmp_path / "a.txt").read_text() == "new"
+
+
+def test_nan_is_not_written_to_json(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_errors_name_the_file(tmp_path):
+    (tmp_path / "bad.json").write_text('{"x": ')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "file").write_text("")
+    for attempt, name in [
+        (lambda: read_json(tmp_path / "bad.json"), "bad.json is not valid JSON"),
+        (lambda: read_json(tmp_path / "deep.json"), "deep.json is not valid JSON"),
+        (lambda: read_json(tmp_path / "none.json"), "none.json: No such file"),
+        (
+            lambda: read_tensors(tmp_path / "bad.safetensors"),
+            "bad.safetensors is not a whole safetensors file",
+        ),
+        (lambda: read_tensors(tmp_path / "none.safetensors"), "none.safetensors"),
+        (lambda: write_bytes(tmp_path / "file" / "x", b""), "cannot write"),
+    ]:
+        with pytest.raises(StorageError, match=name):
+            attempt()
+
+
+@given(st.binary(max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_bytes_are_never_taken_for_tensors(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"x\.safetensors"):
+        read_tensors(path)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.zeros(100)})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="not a whole safetensors file"):
+        read_tensors(path)
+
+
+def test_a_directory_is_held_by_one_holder_at_a_time(tmp_path):
+    """flock tells open files apart, so that a second holder in this process stands for one in another."""
+    run = tmp_path / "run"
+    with directory_lock(run), pytest.raises(StorageError, match="is in use by another process"), directory_lock(run):
+        pass
+    with directory_lock(run):
+        pass
