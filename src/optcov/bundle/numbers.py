@@ -17,8 +17,6 @@ from torch import Tensor
 from optcov.bundle.errors import BundleError
 from optcov.schedule import Schedule, Time
 
-REQUIRED = ("mean_square_noise", "mean_square_residual")
-
 
 @final
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class NumbersPerTime:
 
     times: Tensor  # of the network's own schedule, ascending, without 0, float64 (T,)
     mean_square_noise: Tensor  # Gamma_t = E mean(eps_hat^2), float64 (T,)
-    mean_square_residual: Tensor  # E mean((eps - eps_hat)^2), float64 (T,)
+    mean_square_residual: Tensor | None = None  # E mean((eps - eps_hat)^2), float64 (T,); foreign files lack it
     mean_square_noise_error: Tensor | None = None  # standard error, float64 (T,)
     mean_square_residual_error: Tensor | None = None
 
@@ -52,12 +50,10 @@ class NumbersPerTime:
     def from_tensors(tensors: Mapping[str, Tensor]) -> NumbersPerTime:
         """Build from named tensors; unknown and missing names are refused."""
         known = set(NumbersPerTime.__dataclass_fields__)
-        missing = {"times", *REQUIRED} - set(tensors)
+        missing = {"times", "mean_square_noise"} - set(tensors)
         unknown = set(tensors) - known
         if missing or unknown:
-            raise BundleError(
-                f"numbers per time lack {sorted(missing)} or have the unknown {sorted(unknown)}"
-            )
+            raise BundleError(f"numbers per time lack {sorted(missing)} or have the unknown {sorted(unknown)}")
         return NumbersPerTime(**dict(tensors))
 
     def function(self, name: str, native: Schedule, schedule: Schedule) -> Callable[[Time], Tensor]:
@@ -65,6 +61,8 @@ class NumbersPerTime:
 
         native: the schedule that `times` belong to. Beyond the measured noise levels the nearest one counts.
         """
+        if name not in self.tensors():
+            raise BundleError(f"there is no {name} per time; measure it (optcov fit does, on the way)")
         levels = -native.log_snr(self.times).numpy()  # ascending
         values = self.tensors()[name].numpy()
 

@@ -1,5 +1,6 @@
 """Foreign checkpoints: the paper's six networks, the authors' heads, diffusers' models. Strict both ways."""
 
+from optcov.checkpoints.detect import import_model
 from optcov.checkpoints.diffusers_models import import_diffusers
 from optcov.checkpoints.files import CheckpointError
 from optcov.checkpoints.models import ImportedModel, export_checkpoint, import_checkpoint, read_gamma
@@ -13,5 +14,6 @@ __all__ = [
     "export_checkpoint",
     "import_checkpoint",
     "import_diffusers",
+    "import_model",
     "read_gamma",
 ]

@@ -1,0 +1,41 @@
+"""What a name given by a user is: a file of the paper's networks, a directory of diffusers, or a name on the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from optcov.checkpoints.diffusers_models import import_diffusers, is_diffusers
+from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.models import ImportedModel, import_checkpoint
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
+
+
+def import_model(
+    source: str | Path,
+    name: str | None = None,
+    *,
+    head: str | None = None,
+    npr: Path | None = None,
+    sn: Path | None = None,
+    gamma: Path | None = None,
+    image_size: int | None = None,
+) -> ImportedModel:
+    """Import whatever the source is; the options are those of `import_checkpoint`.
+
+    All but image_size belong to the paper's networks and are refused for a model of diffusers.
+    """
+    path = Path(source)
+    if not (_is_hub_name(str(source), path) or (path.is_dir() and is_diffusers(path))):
+        return import_checkpoint(path, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
+    options = {"--as": name, "--head": head, "--npr": npr, "--sn": sn, "--gamma": gamma}
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        raise CheckpointError(f"{source} is a model of diffusers, which says all that itself; leave out {given[0]}")
+    return import_diffusers(source, image_size)
+
+
+def _is_hub_name(source: str, path: Path) -> bool:
+    return not path.exists() and path.suffix not in _FILES and _HUB_NAME.fullmatch(source) is not None

@@ -1,0 +1,63 @@
+"""`optcov import`: a checkpoint of the paper or a model of diffusers, as a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from optcov.cli.console import finish, print_table
+
+if TYPE_CHECKING:
+    from optcov.bundle import Bundle
+
+
+def command(
+    file: str = typer.Argument(
+        help="A checkpoint of one of the paper's six networks, a directory of diffusers, or a name on the hub."
+    ),
+    name: str | None = typer.Option(
+        None,
+        "--as",
+        help="Which network it is, if its keys do not tell: cifar10-ls, cifar10-cs, cifar10-vp-sde, celeba64, "
+        "imagenet64, lsun-bedroom.",
+    ),
+    out: Path = typer.Option(..., help="Where to write the bundle."),
+    head: str | None = typer.Option(None, help="Which head the file holds beside the network: npr or sn."),
+    npr: Path | None = typer.Option(None, help="Another file of the same network, with the NPR head."),
+    sn: Path | None = typer.Option(None, help="Another file of the same network, with the SN head."),
+    gamma: Path | None = typer.Option(None, help="The authors' Gamma file, for Analytic-DPM."),
+    image_size: int | None = typer.Option(None, help="Height and width, if the keys do not tell.", min=1),
+) -> None:
+    """Import a pretrained network, with its heads and the paper's settings."""
+    from optcov.bundle.imported import bundle_of
+    from optcov.checkpoints import import_model
+
+    model = import_model(file, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
+    bundle = bundle_of(model)
+    bundle.save(out)
+    weights = sum(parameter.numel() for parameter in bundle.unet.parameters())
+    print_table(
+        "imported",
+        ("", "found"),
+        [
+            ("network", model.source),
+            ("weights", f"{weights:,}"),
+            ("images", "x".join(map(str, model.image_shape))),
+            ("schedule", repr(model.schedule)),
+            ("time argument", f"(t - {model.time_argument.shift:g}) * {model.time_argument.scale:g}"),
+            ("heads", ", ".join([*model.heads, *["range"] * model.learned_range]) or "none"),
+            ("Gamma", "yes" if model.mean_square_noise is not None else "no"),
+        ],
+    )
+    finish(out, f"optcov sample {out} --method {_suggestion(bundle)!r} --steps 25")
+
+
+def _suggestion(bundle: Bundle) -> str:
+    """A method that the bundle can run as it is."""
+    continuous = bundle.schedule.steps is None
+    for head in ("sn", "npr"):
+        if head in bundle.heads:
+            return f"{head.upper()}-{'DPM' if continuous else 'DDIM'}"
+    return "Probability flow" if continuous else "DDIM"
