@@ -1,0 +1,50 @@
+"""Means with standard errors, over images, over groups of images, and of paired differences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, and how far it would typically lie from that of infinitely many images."""
+
+    mean: float
+    standard_error: float | None  # None if there is only one value to judge by
+    count: int  # images, or groups of images
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" if self.standard_error is None else f"{self.mean:.4f} ± {self.standard_error:.4f}"
+
+
+def estimate(values: Tensor, weights: Tensor | None = None) -> Estimate:
+    """Mean of values (n,) and its standard error; weights (n,) are the numbers of images behind each value."""
+    values = values.detach().double().cpu().flatten()
+    weights = torch.ones_like(values) if weights is None else weights.double().cpu().flatten()
+    if values.shape != weights.shape or len(values) == 0:
+        raise ValueError(f"need as many weights as values and at least one, got {len(weights)} and {len(values)}")
+    share = weights / weights.sum()
+    mean = float((share * values).sum())
+    n = len(values)
+    if n == 1:
+        return Estimate(mean, None, 1)
+    variance = float((share.square() * (values - mean).square()).sum()) * n / (n - 1)
+    return Estimate(mean, math.sqrt(variance), n)
+
+
+def paired_difference(values: Tensor, others: Tensor, weights: Tensor | None = None) -> Estimate:
+    """Mean of values - others (n,), with the standard error that the pairing leaves.
+
+    Two designs scored on the same images and noise differ far less than the images do among themselves.
+    """
+    if values.shape != others.shape:
+        raise ValueError(
+            f"paired values must belong to the same images, got shapes {tuple(values.shape)} and {tuple(others.shape)}"
+        )
+    return estimate(values - others, weights)

@@ -1,0 +1,157 @@
+"""The three kinds of terms of -ELBO, each for a batch of images at one time, in nats and float64.
+
+    prior            KL(q(x_T | x_0) || p(x_T))
+    transition       KL(q(x_s | x_t, x_0) || p(x_s | x_t))
+    reconstruction   -log p(x_0 | x_t)
+
+One definition of each serves `elbo` and the table of costs. The network sees x_t in its own precision; what follows is
+float64, because r - log r - 1 and the difference of two means lose too many digits otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from optcov.forward import ForwardProcess, first_step_variance
+from optcov.gaussian import Covariance, Diagonal, Full, Gaussian, Isotropic, kl_divergence, sum_pixels
+from optcov.likelihood.discretised import bin_half_width, discretised_log_prob
+from optcov.noise import batch_noise
+from optcov.prediction import NoisePrediction
+from optcov.reverse import ReverseProcess, require_finite
+from optcov.schedule import Schedule
+from optcov.trajectory import CONTINUOUS_GRID
+
+LAST_VARIANCES: Final = ("paper", "own", "reference_table")
+NoiseByTime = Callable[[float], Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class Observation:
+    """Images, their noisy versions at one time, and what the network says of them; all float64."""
+
+    x_0: Tensor  # (B, *D)
+    x_t: Tensor  # (B, *D)
+    t: float
+    prediction: NoisePrediction
+
+
+def observe(process: ReverseProcess, x_0: Tensor, t: float, noise: Tensor) -> Observation:
+    """Diffuse images to time t and ask the network about them, once."""
+    x_t = process.forward.diffuse(x_0, t, noise.to(x_0.device, x_0.dtype))
+    prediction = process.predict(x_t, t)
+    require_finite(prediction.bad_samples(), t)
+    heads = {name: head.double() for name, head in prediction.heads.items()}
+    return Observation(x_0.double(), x_t.double(), t, NoisePrediction(prediction.noise.double(), heads))
+
+
+def seeded_noise(
+    schedule: Schedule, seed: int, images: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+) -> NoiseByTime:
+    """Noise that depends on (seed, image, time) alone."""
+    return lambda t: batch_noise(seed, images, _stream(schedule, t), shape, dtype)
+
+
+def prior_cost(forward: ForwardProcess, x_0: Tensor) -> Tensor:
+    """KL(q(x_T | x_0) || N(0, (alpha_bar + beta_bar) I)), (B,); that variance is 1 if the process preserves it."""
+    schedule = forward.schedule
+    T = schedule.final_time
+    alpha_bar, beta_bar = schedule.alpha_bar(T), schedule.beta_bar(T)
+    x_0 = x_0.double()
+    return kl_divergence(
+        Gaussian(alpha_bar.sqrt() * x_0, Isotropic(beta_bar)),
+        Gaussian(torch.zeros_like(x_0), Isotropic(alpha_bar + beta_bar)),
+    )
+
+
+def transition_cost(process: ReverseProcess, seen: Observation, s: float) -> Tensor:
+    """KL from the true bridge to the model's step, (B,); s > 0."""
+    bridge = process.forward.bridge(seen.t, s)
+    mean = bridge.clean_weight * seen.x_0 + bridge.noisy_weight * seen.x_t
+    true_step = Gaussian(mean, Isotropic(bridge.variance))
+    return kl_divergence(true_step, process.step_from(seen.prediction, seen.x_t, seen.t, s))
+
+
+def reconstruction_cost(
+    process: ReverseProcess, seen: Observation, last_variance: str = "paper", cdf: str = "exact"
+) -> Tensor:
+    """-log p(x_0 | x_t), (B,): a discretised Gaussian for data in a range, a density for unbounded data."""
+    mean = process.clean_mean(seen.prediction, seen.x_t, seen.t)
+    covariance = _last_covariance(process, seen, last_variance)
+    if process.data_range is None:
+        return -Gaussian(mean, covariance).log_prob(seen.x_0)
+    variance = covariance.diagonal(mean)  # a full covariance is scored by its marginals: bins are per pixel
+    return -sum_pixels(discretised_log_prob(seen.x_0, mean, variance, process.data_range, cdf))
+
+
+def fixed_last_variance(forward: ForwardProcess, t: float, last_variance: str) -> Tensor:
+    """The last step's variance where the covariance design has no say in it, ().
+
+    "paper" is beta-tilde(1|2) at every t. "reference_table" is what the authors' tables of costs use, beta_bar_t but
+    for the first time; it exists only to reproduce them.
+    """
+    first_time = 1 if forward.schedule.steps else 1 / CONTINUOUS_GRID
+    if last_variance == "reference_table" and t != first_time:
+        return forward.schedule.beta_bar(t)
+    return first_step_variance(forward.schedule)
+
+
+def variance_floor(data_range: tuple[float, float] | None) -> float:
+    """The least variance of a last step that uses its own: that of rounding to 8 bits."""
+    return bin_half_width(data_range or (-1, 1)) ** 2 / 3
+
+
+def check_last_variance(last_variance: str) -> str:
+    """Return the name, or raise a ValueError that lists the known ones."""
+    if last_variance not in LAST_VARIANCES:
+        raise ValueError(f"unknown last_variance {last_variance!r}; choose one of {', '.join(LAST_VARIANCES)}")
+    return last_variance
+
+
+def check_images(x_0: Tensor, data_range: tuple[float, float] | None) -> None:
+    """Refuse images that are not a floating-point batch, not finite, or outside the data range."""
+    if x_0.ndim < 2 or not x_0.is_floating_point() or x_0.shape[0] == 0:
+        raise ValueError(
+            f"x_0 must be a non-empty floating-point tensor (B, *D), got {x_0.dtype} of shape {tuple(x_0.shape)}"
+        )
+    if not bool(x_0.isfinite().all()):
+        raise ValueError("x_0 has NaN or infinite values; clean the data first")
+    if data_range is not None:
+        low, high = float(x_0.min()), float(x_0.max())
+        slack = 1e-3 * (data_range[1] - data_range[0])
+        if low < data_range[0] - slack or high > data_range[1] + slack:
+            raise ValueError(
+                f"x_0 runs from {low:.4g} to {high:.4g}, outside the data range {tuple(data_range)}; scale the images "
+                f"to it, or pass data_range=None for unbounded data"
+            )
+
+
+def check_stochastic(forward: ForwardProcess) -> None:
+    """Refuse eta = 0, where the bound is infinite."""
+    if forward.eta == 0:
+        raise ValueError(
+            "at eta = 0 the variational bound is infinite: the forward process is deterministic given x_0, so its KL "
+            "divergence to any Gaussian step diverges; use eta in (0, 1], or the probability-flow ODE likelihood"
+        )
+
+
+def _last_covariance(process: ReverseProcess, seen: Observation, last_variance: str) -> Covariance:
+    if last_variance != "own":
+        return Isotropic(fixed_last_variance(process.forward, seen.t, last_variance))
+    covariance = process.step_from(seen.prediction, seen.x_t, seen.t, 0).covariance
+    floor = variance_floor(process.data_range)
+    if isinstance(covariance, Full):
+        values, vectors = torch.linalg.eigh(covariance.matrix)
+        return Full((vectors * values.clamp(min=floor).unsqueeze(-2)) @ vectors.mT)
+    variance = covariance.diagonal(seen.x_0).clamp(min=floor)
+    return Diagonal(variance.expand_as(seen.x_0))
+
+
+def _stream(schedule: Schedule, t: float) -> int:
+    """The number under which a time's noise is drawn; real times are told apart down to 1e-9."""
+    return int(t) if schedule.steps else round(t * 10**9)
