@@ -272,8 +272,8 @@ class Gaussian:
     def _require_density(self, what: str) -> None:
         if not bool(self.covariance.log_det(self.mean).isfinite().all()):
             raise ValueError(
-                f"{what} needs a positive definite covariance, but the smallest variance is {float(self.variance.min())}; "
-                f"a deterministic step (eta = 0 with zero covariance) has no density"
+                f"{what} needs a positive definite covariance, but the smallest variance is "
+                f"{float(self.variance.min())}; a deterministic step (eta = 0 with zero covariance) has no density"
             )
 
 

@@ -1,17 +1,26 @@
-"""The paper's methods by the names of its rows: which forward process, which covariance, which settings."""
+"""The paper's methods by the names of its rows: which forward process, which covariance, which settings.
+
+`draw` runs any of them, reverse process or solver, on the same network from the same noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+import torch
+
 from optcov.estimators import PerTime
 from optcov.forward import ForwardProcess
+from optcov.noise import batch_noise
 from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
+from optcov.sampling import Step, sample
 from optcov.schedule import Schedule
+from optcov.solvers import SolverResult, euler_maruyama, gotta_go_fast, probability_flow
+from optcov.trajectory import Trajectory
 
 
 @final
@@ -103,3 +112,63 @@ def find_method(name: str) -> Method:
         if known.lower() == name.lower():
             return method
     raise ValueError(f"unknown method {name!r}; choose one of: {'; '.join(METHODS)}")
+
+
+def draw(
+    method: Method,
+    network: Network,
+    schedule: Schedule,
+    steps: int,
+    image_shape: Sequence[int],
+    indices: Sequence[int],
+    seed: int = 0,
+    *,
+    trajectory: Trajectory | None = None,
+    data_range: tuple[float, float] | None = (-1, 1),
+    noise_cap: float | None = None,
+    last_step: str = "mean",
+    relative_tolerance: float = 0.05,
+    mean_square_noise: PerTime | None = None,
+    mean_square_residual: PerTime | None = None,
+    callback: Callable[[Step], None] | None = None,
+    device: torch.device | str = "cpu",
+) -> SolverResult:
+    """Draw the images with the given indices by any method, in `steps` network evaluations each.
+
+    trajectory: the times of a reverse process; even ones by default. noise_cap: the paper's y (Method.noise_cap holds
+    its default). Gotta Go Fast chooses its own steps and takes relative_tolerance instead.
+
+    >>> from optcov import oracle
+    >>> schedule, data = Schedule.linear(), oracle.GaussianMixture([1.0], [[0.0, 0.0]], [0.25])
+    >>> draw(METHODS["SN-DDIM"], data.network(schedule), schedule, 10, (2,), range(4)).x_0.shape
+    torch.Size([4, 2])
+    """
+    if method.solver is not None:
+        start = batch_noise(seed, indices, 0, image_shape).to(device)
+        if method.solver == "gotta_go_fast":
+            tolerance = relative_tolerance
+            return gotta_go_fast(network, schedule, start, tolerance, seed=seed, indices=indices, data_range=data_range)
+        if method.solver == "euler_maruyama":
+            return euler_maruyama(network, schedule, start, steps, seed=seed, indices=indices, data_range=data_range)
+        return probability_flow(network, schedule, start, steps, data_range=data_range)
+    process = method.reverse_process(
+        network,
+        schedule,
+        data_range,
+        mean_square_noise=mean_square_noise,
+        mean_square_residual=mean_square_residual,
+    )
+    trajectory = trajectory or Trajectory.even(schedule, steps)
+    shape = (len(indices), *image_shape)
+    x_0 = sample(
+        process,
+        trajectory,
+        shape,
+        seed,
+        noise_cap=noise_cap,
+        last_step=last_step,
+        indices=indices,
+        callback=callback,
+        device=device,
+    )
+    return SolverResult(x_0, torch.full((len(indices),), len(trajectory)))
