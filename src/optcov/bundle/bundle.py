@@ -123,14 +123,11 @@ class Bundle:
                 "round the weights before fitting heads and measuring numbers: those belong to the old ones"
             )
         state = {
-            name: w.half().to(w.dtype) if w.is_floating_point() else w
-            for name, w in self.unet.state_dict().items()
+            name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
         }
         bad = [name for name, w in state.items() if not bool(w.isfinite().all())]
         if bad:
-            raise BundleError(
-                f"the weight {bad[0]!r} is too large for float16, whose largest number is 65504"
-            )
+            raise BundleError(f"the weight {bad[0]!r} is too large for float16, whose largest number is 65504")
         network = copy.deepcopy(self.network)
         network.backbone.module.load_state_dict(state)
         return replace(self, network=network, backbone="")
@@ -138,9 +135,7 @@ class Bundle:
     def per_time(self, name: str) -> Callable[[Time], Tensor]:
         """mean_square_noise or mean_square_residual as a function of the schedule's times, float64."""
         if self.numbers is None:
-            raise BundleError(
-                f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)"
-            )
+            raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
 
     def reverse_process(self, method: str | Method, **options: Any) -> ReverseProcess:
@@ -203,11 +198,7 @@ class Bundle:
 
     def _require_head(self, covariance: str) -> None:
         needed = _HEADS_OF.get(covariance)
-        if (
-            needed is None
-            or needed in self.network.heads
-            or (needed == "range" and self.network.learned_range)
-        ):
+        if needed is None or needed in self.network.heads or (needed == "range" and self.network.learned_range):
             return
         present = ", ".join(sorted(self.network.heads)) or "none"
         raise BundleError(

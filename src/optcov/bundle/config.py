@@ -69,9 +69,7 @@ class BundleConfig:
 def check_head_name(name: object) -> str:
     """A head's name is also a file's name, so only letters, digits and underscores will do."""
     if not isinstance(name, str) or not _HEAD_NAME.fullmatch(name):
-        raise BundleError(
-            f"{str(name)[:80]!r} is no name for a head; use lower-case letters, digits and underscores"
-        )
+        raise BundleError(f"{str(name)[:80]!r} is no name for a head; use lower-case letters, digits and underscores")
     return name
 
 
@@ -106,9 +104,7 @@ def _number(container: Any, name: str) -> float:
 
 def _choice(value: Any, choices: tuple[Any, ...], what: str) -> Any:
     if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
-        raise BundleError(
-            f'"{what}" is {str(value)[:50]!r}; it must be one of {", ".join(map(str, choices))}'
-        )
+        raise BundleError(f'"{what}" is {str(value)[:50]!r}; it must be one of {", ".join(map(str, choices))}')
     return value
 
 
@@ -144,7 +140,5 @@ def _noise_caps(value: Any) -> Mapping[str, float | None]:
     caps = _mapping(value, "noise_caps")
     for name, cap in caps.items():
         if cap is not None and (type(cap) not in (int, float) or not 0 < cap < math.inf):
-            raise BundleError(
-                f'"noise_caps" of {name[:50]!r} is {str(cap)[:50]!r}, not a positive number or null'
-            )
+            raise BundleError(f'"noise_caps" of {name[:50]!r} is {str(cap)[:50]!r}, not a positive number or null')
     return MappingProxyType(dict(caps))

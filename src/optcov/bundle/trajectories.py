@@ -57,9 +57,7 @@ class StoredTrajectory:
             raise BundleError(f"a stored trajectory is not one: {error}") from error
 
 
-def find_trajectory(
-    stored: Sequence[StoredTrajectory], schedule: Schedule, method: str, K: int
-) -> Trajectory:
+def find_trajectory(stored: Sequence[StoredTrajectory], schedule: Schedule, method: str, K: int) -> Trajectory:
     """Look a trajectory up; the error lists the lengths there are."""
     here = [entry for entry in stored if entry.key[:2] == (_schedule_key(schedule), method)]
     for entry in here:

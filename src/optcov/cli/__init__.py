@@ -18,6 +18,10 @@ START, USE, MAKE = "Start here", "Use a model", "Make a model"
 
 COMMANDS = {  # file name -> heading under which the help lists it
     "demo": START,
+    "info": USE,
+    "frechet": USE,
+    "data": MAKE,
+    "sample": USE,
     "train": MAKE,
     "import_": MAKE,
 }

@@ -66,9 +66,7 @@ def read_npz(path: Path) -> dict[str, Array]:
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Array:
     name = f"{path}[{member.filename[:-4]!r}]"
     if member.file_size > DEFLATE_RATIO * member.compress_size + 1024:
-        raise DataError(
-            f"{name} declares {member.file_size} bytes in {member.compress_size}, which cannot be true"
-        )
+        raise DataError(f"{name} declares {member.file_size} bytes in {member.compress_size}, which cannot be true")
     try:
         with archive.open(member) as stream:
             return _read_array(stream, member.file_size, name)
@@ -87,9 +85,7 @@ def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
     except _BROKEN as error:
         raise DataError(f"{name} is not a npy array: {' '.join(str(error).split())[:200]}") from error
     if dtype.kind not in "biuf":
-        raise DataError(
-            f"{name} holds {dtype}, not numbers; save it as a plain array (objects are never unpickled)"
-        )
+        raise DataError(f"{name} holds {dtype}, not numbers; save it as a plain array (objects are never unpickled)")
     needed = math.prod(shape) * dtype.itemsize
     if not 0 <= needed <= min(size, MAX_BYTES):
         raise DataError(f"{name} declares {needed} bytes, shape {shape}, but holds fewer than that")

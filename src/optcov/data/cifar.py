@@ -46,9 +46,7 @@ def read_binary(path: Path) -> tuple[Tensor, Tensor]:
     """Read a binary batch."""
     content = _content(path)
     if not content or len(content) % RECORD:
-        raise DataError(
-            f"{path} has {len(content)} bytes, no multiple of the {RECORD} of an image; fetch it again"
-        )
+        raise DataError(f"{path} has {len(content)} bytes, no multiple of the {RECORD} of an image; fetch it again")
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, RECORD)
     return records[:, 1:].reshape(-1, *SHAPE).contiguous(), records[:, 0].long()
 
@@ -73,8 +71,7 @@ def read_python(path: Path) -> tuple[Tensor, Tensor]:
         OverflowError,
     ) as error:
         raise DataError(
-            f"{path} is not a CIFAR-10 batch ({type(error).__name__}: {error}); "
-            f"use the binary version of CIFAR-10"
+            f"{path} is not a CIFAR-10 batch ({type(error).__name__}: {error}); use the binary version of CIFAR-10"
         ) from error
     return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(-1, *SHAPE), torch.tensor(labels)
 

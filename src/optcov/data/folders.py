@@ -31,9 +31,7 @@ def image_files(directory: Path) -> list[Path]:
     """Image files below a directory, sorted by their path; hidden files do not count."""
     suffixes = {suffix for group in FORMATS.values() for suffix in group}
     directory = Path(directory)
-    relative = (
-        path.relative_to(directory) for path in directory.rglob("*") if path.suffix.lower() in suffixes
-    )
+    relative = (path.relative_to(directory) for path in directory.rglob("*") if path.suffix.lower() in suffixes)
     shown = (path for path in relative if not any(part.startswith(".") for part in path.parts))
     return [directory / path for path in sorted(shown, key=lambda path: path.as_posix())]
 

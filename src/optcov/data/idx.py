@@ -50,9 +50,7 @@ def _read_shape(path: Path, stream: _Readable, most: int) -> tuple[int, ...]:
     """Read the header; most is what the file can hold, so that no memory is set aside for a false claim."""
     magic = stream.read(4)
     if len(magic) != 4 or magic[:2] != b"\0\0" or magic[2] != UNSIGNED_BYTE or not 1 <= magic[3] <= 4:
-        raise DataError(
-            f"{path} is not an idx file of unsigned bytes: it starts with {magic.hex() or 'nothing'}"
-        )
+        raise DataError(f"{path} is not an idx file of unsigned bytes: it starts with {magic.hex() or 'nothing'}")
     sizes = stream.read(4 * magic[3])
     if len(sizes) != 4 * magic[3]:
         raise DataError(f"{path} ends within its header; fetch it again")
@@ -72,8 +70,7 @@ def load_idx(directory: Path, split: str) -> ImageSet:
     labels = read_idx(labels_path)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise DataError(
-            f"{labels_path}: labels of shape {tuple(labels.shape)} do not go with "
-            f"images of shape {tuple(images.shape)}"
+            f"{labels_path}: labels of shape {tuple(labels.shape)} do not go with images of shape {tuple(images.shape)}"
         )
     return ImageSet(images.unsqueeze(1), labels.long(), f"{Path(directory).name} ({split})")
 
@@ -84,13 +81,9 @@ def find_idx(directory: Path, split: str, part: str) -> Path:
     for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx"), f"{stem.replace('-idx', '.idx')}.gz"):
         if (Path(directory) / name).is_file():
             return Path(directory) / name
-    raise DataError(
-        f"{directory} has no {stem} or {stem}.gz; fetch it by `optcov data fashion-mnist {directory}`"
-    )
+    raise DataError(f"{directory} has no {stem} or {stem}.gz; fetch it by `optcov data fashion-mnist {directory}`")
 
 
 def is_idx_directory(directory: Path) -> bool:
     """Tell whether a directory holds idx files."""
-    return any(
-        path.is_file() for pattern in ("*-ubyte", "*-ubyte.gz") for path in Path(directory).glob(pattern)
-    )
+    return any(path.is_file() for pattern in ("*-ubyte", "*-ubyte.gz") for path in Path(directory).glob(pattern))

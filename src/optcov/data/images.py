@@ -46,9 +46,7 @@ class ImageSet:
         if 0 in self.images.shape:
             raise DataError(f"{self.name} holds no images: its shape is {tuple(self.images.shape)}")
         if self.labels is not None and self.labels.shape != (len(self.images),):
-            raise DataError(
-                f"{self.name} has {len(self.images)} images but labels of shape {tuple(self.labels.shape)}"
-            )
+            raise DataError(f"{self.name} has {len(self.images)} images but labels of shape {tuple(self.labels.shape)}")
 
     def __len__(self) -> int:
         return len(self.images)

@@ -44,9 +44,7 @@ def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed
 def join(first: ImageSet, second: ImageSet) -> ImageSet:
     """One set of two, the second behind the first."""
     if first.shape != second.shape:
-        raise DataError(
-            f"images of {first.name} are {first.shape}, those of {second.name} are {second.shape}"
-        )
+        raise DataError(f"images of {first.name} are {first.shape}, those of {second.name} are {second.shape}")
     labels = None
     if first.labels is not None and second.labels is not None:
         labels = torch.cat([first.labels, second.labels])

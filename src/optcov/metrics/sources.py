@@ -1,0 +1,83 @@
+"""What `optcov frechet` compares: images, statistics, or what a bundle draws by a method.
+
+directory, .npz or .npy file, hf:NAME     images, as optcov.data reads them; #train or #test takes a split
+.npz with mu and sigma                    statistics
+BUNDLE:METHOD                             images drawn from a bundle, e.g. fashion:SN-DDIM
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov import data
+from optcov.bundle import Bundle, load
+from optcov.data.arrays import read_npz
+from optcov.methods import METHODS, find_method
+from optcov.metrics.extractors import Extractor
+from optcov.metrics.statistics import FeatureStatistics, MetricError, statistics_from
+from optcov.sampling import generate
+
+
+@final
+@dataclass(frozen=True)
+class Drawing:
+    """How images are drawn from a bundle."""
+
+    samples: int = 2000
+    steps: int = 10
+    seed: int = 0
+    batch: int = 64
+
+
+def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Tensor | FeatureStatistics:
+    """Features (n, d) of a source, or its statistics if it is a file of statistics."""
+    bundle, method = split_method(source)
+    if method is not None:
+        return extractor.features(draw(load(bundle), method, drawing or Drawing()))
+    if source.endswith(".npz") and Path(source).is_file():
+        arrays = read_npz(Path(source))
+        if {"mu", "sigma"} <= set(arrays):
+            return statistics_from(arrays, Path(source))
+    name, _, split = source.rpartition("#")
+    images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")
+    return extractor.features(images)
+
+
+def split_method(source: str) -> tuple[str, str | None]:
+    """Take BUNDLE:METHOD apart; the method is None if the source does not end with one."""
+    bundle, colon, method = source.rpartition(":")
+    known = {name.lower() for name in METHODS}
+    return (bundle, find_method(method).name) if colon and method.lower() in known else (source, None)
+
+
+def draw(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
+    """Images drawn from a bundle along an even trajectory, with the noise cap that goes with the method."""
+    parts = list(draw_batches(bundle, method, drawing))
+    return data.ImageSet(torch.cat(parts), None, f"{bundle.name}:{method}")
+
+
+def draw_batches(bundle: Bundle, method: str, drawing: Drawing) -> Iterator[Tensor]:
+    """The same, batch by batch: uint8 (B, C, H, W)."""
+    if find_method(method).eta is None:
+        raise MetricError(f"{method} is a solver of the SDE, not a reverse process; draw its images by optcov sample")
+    if bundle.data_range != (-1.0, 1.0):
+        raise MetricError(f"{bundle.name} draws data in {bundle.data_range}; images need the range (-1, 1)")
+    process = bundle.reverse_process(method)
+    trajectory = bundle.trajectory(drawing.steps)
+    batches = generate(
+        process,
+        trajectory,
+        bundle.image_shape,
+        drawing.samples,
+        drawing.batch,
+        drawing.seed,
+        noise_cap=bundle.noise_cap(method),
+    )
+    for batch in batches:
+        yield data.to_8bit(batch.images)

@@ -1,0 +1,125 @@
+"""Mean and covariance of features, gathered in float64 and merged exactly over batches, shards and processes.
+
+Two sets with counts n, m, means a, b and scatters A, B (sums of squares about the mean) merge to
+
+    count n + m,    mean a + (b - a) m / (n + m),    scatter A + B + (b - a)(b - a)^T n m / (n + m)
+
+which subtracts no large numbers, unlike sums of squares about 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optcov import storage
+from optcov.data.arrays import read_npz
+
+
+class MetricError(ValueError):
+    """A distance cannot be measured; the message says why."""
+
+
+@final
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Mean and covariance of a set of features.
+
+    >>> whole = FeatureStatistics.of(torch.randn(100, 3))
+    >>> whole.mean.shape, whole.covariance.dtype
+    (torch.Size([3]), torch.float64)
+    """
+
+    mean: Tensor  # float64, (d,)
+    covariance: Tensor  # unbiased, float64, (d, d)
+    count: int | None  # None if the statistics came from a file that does not tell
+
+    def __post_init__(self) -> None:
+        d = self.mean.shape[0] if self.mean.ndim == 1 else -1
+        if self.covariance.shape != (d, d) or d == 0:
+            raise MetricError(
+                f"statistics need a mean (d,) and a covariance (d, d), got {tuple(self.mean.shape)} and "
+                f"{tuple(self.covariance.shape)}"
+            )
+        if self.mean.dtype != torch.float64 or self.covariance.dtype != torch.float64:
+            raise MetricError(f"statistics are float64, got {self.mean.dtype} and {self.covariance.dtype}")
+        if not bool(self.mean.isfinite().all() and self.covariance.isfinite().all()):
+            raise MetricError("statistics hold NaN or infinity; check the images and the feature extractor")
+
+    @property
+    def dimension(self) -> int:
+        """Number of features."""
+        return len(self.mean)
+
+    @staticmethod
+    def of(features: Tensor) -> FeatureStatistics:
+        """Statistics of features (n, d), n >= 2."""
+        if features.ndim != 2 or len(features) < 2:
+            raise MetricError(f"statistics need at least 2 rows of features (n, d), got shape {tuple(features.shape)}")
+        values = features.detach().to("cpu", torch.float64)
+        mean = values.mean(0)
+        centred = values - mean
+        return FeatureStatistics(mean, centred.T @ centred / (len(values) - 1), len(values))
+
+    def merge(self, other: FeatureStatistics) -> FeatureStatistics:
+        """Statistics of both sets together."""
+        if self.count is None or other.count is None:
+            raise MetricError("statistics without a count cannot be merged; gather them from images")
+        check_same_dimension(self, other)
+        n, m = self.count, other.count
+        difference = other.mean - self.mean
+        between = torch.outer(difference, difference) * (n * m / (n + m))
+        scatter = self.covariance * (n - 1) + other.covariance * (m - 1) + between
+        return FeatureStatistics(self.mean + difference * (m / (n + m)), scatter / (n + m - 1), n + m)
+
+    def save(self, path: Path) -> None:
+        """Write as npz: mu and sigma, the usual names, and the count."""
+        arrays = {"mu": self.mean.numpy(), "sigma": self.covariance.numpy()}
+        if self.count is not None:
+            arrays["count"] = np.array(self.count)
+        with storage.atomic_writer(path) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+
+    @staticmethod
+    def load(path: Path) -> FeatureStatistics:
+        """Read mu and sigma, and the count if the file has one."""
+        return statistics_from(read_npz(path), path)
+
+
+def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> FeatureStatistics:
+    """Build statistics from the arrays of a npz file."""
+    if not {"mu", "sigma"} <= set(arrays):
+        raise MetricError(f"{path} holds {', '.join(arrays)}; statistics need mu and sigma")
+    mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)) for name in ("mu", "sigma"))
+    count = arrays.get("count")
+    if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 2):
+        raise MetricError(f"{path}: the count must be an integer of at least 2")
+    try:
+        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count))
+    except MetricError as error:
+        raise MetricError(f"{path}: {error}") from error
+    asymmetry = float((covariance - covariance.T).abs().max())
+    if asymmetry > 1e-6 * max(float(covariance.abs().max()), 1e-300):
+        raise MetricError(f"{path}: sigma is not symmetric (it differs from its transpose by {asymmetry:.3g})")
+    return statistics
+
+
+def merge_all(parts: Iterable[FeatureStatistics]) -> FeatureStatistics:
+    """Statistics of several sets together."""
+    return reduce(FeatureStatistics.merge, parts)
+
+
+def check_same_dimension(first: FeatureStatistics, second: FeatureStatistics) -> None:
+    """Refuse to compare features of different extractors."""
+    if first.dimension != second.dimension:
+        raise MetricError(
+            f"features of {first.dimension} and of {second.dimension} dimensions cannot be compared; "
+            f"use one feature extractor for both"
+        )
