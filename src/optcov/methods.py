@@ -123,20 +123,20 @@ def draw(
     indices: Sequence[int],
     seed: int = 0,
     *,
+    process: ReverseProcess | None = None,
     trajectory: Trajectory | None = None,
     data_range: tuple[float, float] | None = (-1, 1),
     noise_cap: float | None = None,
     last_step: str = "mean",
     relative_tolerance: float = 0.05,
-    mean_square_noise: PerTime | None = None,
-    mean_square_residual: PerTime | None = None,
     callback: Callable[[Step], None] | None = None,
     device: torch.device | str = "cpu",
 ) -> SolverResult:
     """Draw the images with the given indices by any method, in `steps` network evaluations each.
 
-    trajectory: the times of a reverse process; even ones by default. noise_cap: the paper's y (Method.noise_cap holds
-    its default). Gotta Go Fast chooses its own steps and takes relative_tolerance instead.
+    process: the method's reverse process, if it is at hand or needs numbers per time. trajectory: its times; even ones
+    by default. noise_cap: the paper's y (Method.noise_cap holds its default). Gotta Go Fast chooses its own steps and
+    takes relative_tolerance instead.
 
     >>> from optcov import oracle
     >>> schedule, data = Schedule.linear(), oracle.GaussianMixture([1.0], [[0.0, 0.0]], [0.25])
@@ -151,13 +151,7 @@ def draw(
         if method.solver == "euler_maruyama":
             return euler_maruyama(network, schedule, start, steps, seed=seed, indices=indices, data_range=data_range)
         return probability_flow(network, schedule, start, steps, data_range=data_range)
-    process = method.reverse_process(
-        network,
-        schedule,
-        data_range,
-        mean_square_noise=mean_square_noise,
-        mean_square_residual=mean_square_residual,
-    )
+    process = process or method.reverse_process(network, schedule, data_range)
     trajectory = trajectory or Trajectory.even(schedule, steps)
     shape = (len(indices), *image_shape)
     x_0 = sample(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,23 +17,28 @@ errors = Console(stderr=True)
 Item = TypeVar("Item")
 
 
-def track(items: Iterable[Item], total: int, what: str, unit: str = "steps") -> Iterator[Item]:
-    """Pass items on, with a bar that shows how many are done, the rate and the time left."""
+def track(
+    items: Iterable[Item], total: int, what: str, unit: str = "steps", size: Callable[[Item], int] = lambda _: 1
+) -> Iterator[Item]:
+    """Pass items on, with a bar that shows how many units are done, the rate and the time left.
+
+    size: how many units an item stands for.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=errors) as progress:
         task = progress.add_task(what, total=total, rate="")
         for item in items:
+            progress.advance(task, size(item))
+            state = progress.tasks[0]
+            progress.update(task, rate=f"{state.completed / state.elapsed:.3g} {unit}/s" if state.elapsed else "")
             yield item
-            progress.advance(task)
-            speed = progress.tasks[0].speed
-            progress.update(task, rate=f"{speed:.3g} {unit}/s" if speed else "")
 
 
 def print_json(content: Any) -> None:

@@ -12,13 +12,14 @@ from optcov.cli.console import finish, print_json, print_table, track
 def command(
     out: Path = typer.Option(Path("out/demo.png"), help="Where to write the picture."),
     steps: int = typer.Option(10, help="Number of reverse steps."),
+    points: int = typer.Option(2000, help="Number of points."),
     json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Sample a mixture of Gaussians in a few steps by every method: a picture and a table."""
     from optcov.methods import METHODS
     from optcov.report.mixture import draw_mixture, run_mixture
 
-    results = list(track(run_mixture(steps), len(METHODS) + 1, f"{steps} steps by every method", "methods"))
+    results = list(track(run_mixture(steps, points), len(METHODS) + 1, f"{steps} steps by every method", "methods"))
     draw_mixture(results, steps, out)
     rows = [(r.method, f"{r.evaluations:.0f}", f"{r.distance:.4f}") for r in results]
     if json:

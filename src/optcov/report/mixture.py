@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from optcov.methods import METHODS, draw
 from optcov.oracle import GaussianMixture
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, Time
 from optcov.storage import atomic_writer
 
 DATA = GaussianMixture(
@@ -49,17 +50,21 @@ def run_mixture(steps: int, count: int = 2000, seed: int = 0) -> Iterator[Mixtur
     yield MixtureResult("data", floor, 0.0, sliced_wasserstein(floor, data))
     for method in METHODS.values():
         schedule = Schedule.vp_sde() if method.continuous else Schedule.linear()
+        network, process = DATA.network(schedule), None
+        if method.covariance is not None:
+            numbers = partial(mean_square_noise, schedule)
+            process = method.reverse_process(network, schedule, None, mean_square_noise=numbers)
         drawn = draw(
             method,
-            DATA.network(schedule),
+            network,
             schedule,
             steps,
             (2,),
             range(count),
             seed,
+            process=process,
             data_range=None,
             last_step="draw",
-            mean_square_noise=lambda t, schedule=schedule: mean_square_noise(schedule, t),
         )
         points = drawn.x_0.double()
         yield MixtureResult(
@@ -67,7 +72,7 @@ def run_mixture(steps: int, count: int = 2000, seed: int = 0) -> Iterator[Mixtur
         )
 
 
-def mean_square_noise(schedule: Schedule, t: float) -> Tensor:
+def mean_square_noise(schedule: Schedule, t: Time) -> Tensor:
     """Gamma_t = E mean(E[eps | x_t]^2), by 4,000 draws of x_t."""
     x_0 = DATA.sample(4000, seed=11)
     noise = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(12), dtype=x_0.dtype)

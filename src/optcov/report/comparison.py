@@ -1,0 +1,110 @@
+"""Pictures of samples: methods against numbers of steps from the same noise, and standard deviations beside images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.bundle import Bundle
+from optcov.data import grid, to_8bit
+from optcov.methods import draw, find_method
+from optcov.storage import atomic_writer
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """What one method drew in some number of steps."""
+
+    method: str
+    steps: int
+    images: Tensor  # uint8, (n, C, H, W)
+
+
+def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Cell]:
+    """Draw the same `count` images (the same noise) by every method in every number of steps."""
+    for name in methods:
+        method = find_method(name)
+        process = bundle.reverse_process(method) if method.covariance else None
+        for K in steps:
+            drawn = draw(
+                method,
+                bundle.network,
+                bundle.schedule,
+                K,
+                bundle.image_shape,
+                range(count),
+                seed,
+                process=process,
+                data_range=bundle.data_range,
+                noise_cap=bundle.noise_cap(method.name),
+            )
+            yield Cell(method.name, K, to_8bit(drawn.x_0))
+
+
+def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
+    """Write a picture with methods as rows and numbers of steps as columns."""
+    methods, steps = (list(dict.fromkeys(values)) for values in ([c.method for c in cells], [c.steps for c in cells]))
+    side = max(1, round(len(cells[0].images) ** 0.5))
+    figure = _figure(1.1 + 1.5 * len(steps), 0.6 + 1.55 * len(methods))
+    panels = figure.subplots(len(methods), len(steps), squeeze=False)
+    for cell in cells:
+        axes = panels[methods.index(cell.method)][steps.index(cell.steps)]
+        show(axes, grid(cell.images, side, border=1))
+    for row, method in zip(panels, methods, strict=True):
+        row[0].set_ylabel(method, fontsize=9)
+    for axes, K in zip(panels[0], steps, strict=True):
+        axes.set_title(f"{K} steps", fontsize=9)
+    figure.suptitle(caption, fontsize=10)
+    _save(figure, path)
+
+
+def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str) -> None:
+    """Write images (n, C, H, W), uint8, each with its standard deviation (n, C, H, W) to its right."""
+    count = len(images)
+    columns = min(4, count)
+    rows = -(-count // columns)
+    figure = _figure(3.1 * columns + 0.8, 1.75 * rows + 0.5)
+    panels = figure.subplots(rows, 2 * columns, squeeze=False)
+    drawn = None
+    for axes in panels.flat:
+        axes.axis("off")
+    for number in range(count):
+        left, right = panels[number // columns][2 * (number % columns) : 2 * (number % columns) + 2]
+        show(left, images[number])
+        drawn = right.imshow(deviations[number].mean(0), cmap="magma", vmin=0, vmax=float(deviations.max()))
+    figure.colorbar(drawn, ax=panels, label="standard deviation of x_0", shrink=0.8)
+    figure.suptitle(caption, fontsize=10)
+    _save(figure, path)
+
+
+def show(axes: Any, image: Tensor) -> None:
+    """Show an 8-bit image (C, H, W) without ticks."""
+    pixels = image.permute(1, 2, 0).numpy()
+    axes.imshow(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255)
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def clean_deviation(bundle: Bundle, method: str, x_t: Tensor, t: float) -> Tensor:
+    """Standard deviation of x_0 given x_t by a method's covariance, (n, C, H, W)."""
+    with torch.no_grad():
+        posterior = bundle.reverse_process(method).posterior(x_t, t)
+    return posterior.variance.expand_as(posterior.mean).sqrt().float().cpu()
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
+    with atomic_writer(path) as stream:
+        figure.savefig(stream, format="png", dpi=120)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from optcov.cli import COMMANDS, app, main
+
+runner = CliRunner()
+
+
+def test_help_lists_every_command_and_fits_a_screen():
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert name.rstrip("_") in result.output
+    assert len(result.output.splitlines()) <= 50
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name):
+    result = runner.invoke(app, [name.rstrip("_"), "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from optcov.cli import app; print('torch' in sys.modules, 'diffusers' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["False", "False"]
+
+
+def test_importing_the_package_does_not_wait_for_diffusers():
+    code = "import sys, optcov; optcov.ReverseProcess; print('diffusers' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("0.1")
+
+
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["optcov", "sample", "no-such-bundle"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "no-such-bundle" in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_the_mixture_demo_writes_a_picture_and_numbers(tmp_path):
+    out = tmp_path / "demo.png"
+    result = runner.invoke(app, ["demo", "--out", str(out), "--json", "--points", "200"])
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    rows = {row["method"]: row for row in json.loads(result.stdout)["rows"]}
+    assert len(rows) == 18
+    assert float(rows["SN-DDPM"]["distance"]) < float(rows["DDPM, beta"]["distance"])
+
+
+def test_unknown_attributes_of_the_package_are_refused():
+    import optcov
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        optcov.nothing  # noqa: B018
+    assert "ReverseProcess" in dir(optcov)
+    for name in optcov.__all__:
+        assert getattr(optcov, name) is not None
+
+
+@pytest.mark.long
+def test_help_starts_within_0_7_seconds():
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "optcov", "--help"], capture_output=True, check=True)
+        took.append(time.perf_counter() - started)
+    assert sorted(took)[2] < 0.7
