@@ -1,6 +1,7 @@
 """The paper's methods by the names of its rows: which forward process, which covariance, which settings.
 
-`draw` runs any of them, reverse process or solver, on the same network from the same noise.
+`draw` runs any of them, reverse process or solver, and diffusers' own schedulers beside them, on the same network from
+the same noise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step, sample
 from optcov.schedule import Schedule
-from optcov.solvers import SolverResult, euler_maruyama, gotta_go_fast, probability_flow
+from optcov.solvers import PEERS, SolverResult, euler_maruyama, gotta_go_fast, peer, probability_flow
 from optcov.trajectory import Trajectory
 
 
@@ -29,8 +30,9 @@ class Method:
     """One row of the paper's tables.
 
     A method either steps by a ReverseProcess (eta and covariance are set) or integrates the reverse SDE or ODE
-    (solver is set: a name in optcov.solvers). noise_cap is the paper's y, which a bundle may replace by that of its
-    data set; hand-crafted covariances are sampled without it, as the paper's baselines are.
+    (solver is set: a name in optcov.solvers, or "peer" for a scheduler of diffusers). noise_cap is the paper's y, which
+    a bundle may replace by that of its data set; hand-crafted covariances are sampled without it, as the paper's
+    baselines are.
     """
 
     name: str
@@ -105,13 +107,17 @@ _ROWS = (
 
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ROWS})
 
+PEER_METHODS: Mapping[str, Method] = MappingProxyType(
+    {name: Method(name, continuous=False, solver="peer") for name in PEERS}  # diffusers' own schedulers
+)
+
 
 def find_method(name: str) -> Method:
-    """Look a method up by the name of its row; upper and lower case are the same."""
-    for known, method in METHODS.items():
-        if known.lower() == name.lower():
+    """Look a method up by the name of its row, or a peer by its own; upper and lower case are the same."""
+    for known, method in {**METHODS, **PEER_METHODS}.items():
+        if known.lower() == name.strip().lower():
             return method
-    raise ValueError(f"unknown method {name!r}; choose one of: {'; '.join(METHODS)}")
+    raise ValueError(f"unknown method {name!r}; choose one of: {'; '.join([*METHODS, *PEER_METHODS])}")
 
 
 def draw(
@@ -150,6 +156,8 @@ def draw(
             return gotta_go_fast(network, schedule, start, tolerance, seed=seed, indices=indices, data_range=data_range)
         if method.solver == "euler_maruyama":
             return euler_maruyama(network, schedule, start, steps, seed=seed, indices=indices, data_range=data_range)
+        if method.solver == "peer":
+            return peer(method.name, network, schedule, start, steps, seed, indices=indices, data_range=data_range)
         return probability_flow(network, schedule, start, steps, data_range=data_range)
     process = process or method.reverse_process(network, schedule, data_range)
     trajectory = trajectory or Trajectory.even(schedule, steps)

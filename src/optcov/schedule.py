@@ -184,6 +184,11 @@ class VPSchedule(_ContinuousSchedule):
     def log_beta_bar(self, t: Time) -> Tensor:
         return torch.log(-torch.expm1(self.log_alpha_bar(t)))
 
+    def on_grid(self, steps: int = 1000) -> DiscreteSchedule:
+        """The same process at the times n / steps alone, as samplers with discrete times need it."""
+        grid = torch.arange(_check_steps(steps) + 1, dtype=torch.float64) / steps
+        return DiscreteSchedule(-torch.expm1(self.log_alpha_bar(grid).diff()))
+
     def __repr__(self) -> str:
         return f"VPSchedule(beta_min={self.beta_min}, beta_max={self.beta_max})"
 

@@ -23,7 +23,9 @@ COMPARED = "DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     out: Path = typer.Option(Path("out/samples"), help="Directory for the images, or the picture with --compare."),
-    method: str = typer.Option("SN-DDIM", help="A row of the paper, such as SN-DDIM, NPR-DDPM or Euler-Maruyama."),
+    method: str = typer.Option(
+        "SN-DDIM", help="A row of the paper, such as SN-DDIM or Euler-Maruyama, or a peer: UniPC, ..."
+    ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int = typer.Option(64, "--n", help="Number of images."),
     seed: int = typer.Option(0, help="With the image's number it determines its noise."),
@@ -81,9 +83,11 @@ class Request:
         tolerance: float,
     ):
         from optcov.methods import find_method
+        from optcov.report.comparison import on_schedule_of
 
-        self.model, self.seed, self.last_step, self.tolerance = model, seed, last_step, tolerance
         self.method: Method = find_method(method)
+        model = on_schedule_of(model, self.method)
+        self.model, self.seed, self.last_step, self.tolerance = model, seed, last_step, tolerance
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from optcov.bundle import Bundle
 from optcov.data import grid, to_8bit
-from optcov.methods import draw, find_method
+from optcov.methods import Method, draw, find_method
+from optcov.schedule import VPSchedule
 from optcov.storage import atomic_writer
 
 
@@ -30,21 +31,29 @@ def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count:
     """Draw the same `count` images (the same noise) by every method in every number of steps."""
     for name in methods:
         method = find_method(name)
-        process = bundle.reverse_process(method) if method.covariance else None
+        model = on_schedule_of(bundle, method)
+        process = model.reverse_process(method) if method.covariance else None
         for K in steps:
             drawn = draw(
                 method,
-                bundle.network,
-                bundle.schedule,
+                model.network,
+                model.schedule,
                 K,
-                bundle.image_shape,
+                model.image_shape,
                 range(count),
                 seed,
                 process=process,
-                data_range=bundle.data_range,
-                noise_cap=bundle.noise_cap(method.name),
+                data_range=model.data_range,
+                noise_cap=model.noise_cap(method.name),
             )
             yield Cell(method.name, K, to_8bit(drawn.x_0))
+
+
+def on_schedule_of(bundle: Bundle, method: Method) -> Bundle:
+    """Put a network of the VP SDE on its grid of 1,000 times for diffusers' schedulers, which know no other."""
+    if method.solver == "peer" and isinstance(bundle.schedule, VPSchedule):
+        return bundle.with_schedule(bundle.schedule.on_grid())
+    return bundle
 
 
 def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
