@@ -1,0 +1,23 @@
+"""Continuous-time baselines of the paper, and diffusers' own schedulers as peers, on the same networks.
+
+Each takes a network, a schedule and the starting noise, and returns a `SolverResult` that counts its network
+evaluations (NFE). The three solvers of the reverse SDE and ODE need `Schedule.vp_sde()`, peers a discrete
+schedule.
+"""
+
+from optcov.solvers.gotta_go_fast import gotta_go_fast
+from optcov.solvers.ode import probability_flow, probability_flow_adaptive
+from optcov.solvers.peers import PEERS, peer
+from optcov.solvers.result import SolverResult
+from optcov.solvers.sde import ancestral_sampling, euler_maruyama
+
+__all__ = [
+    "PEERS",
+    "SolverResult",
+    "ancestral_sampling",
+    "euler_maruyama",
+    "gotta_go_fast",
+    "peer",
+    "probability_flow",
+    "probability_flow_adaptive",
+]

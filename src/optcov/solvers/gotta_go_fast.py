@@ -1,0 +1,123 @@
+"""Gotta Go Fast: the reverse SDE with a step size per sample (Jolicoeur-Martineau et al. 2021).
+
+A trial draws one z and evaluates the network twice: x' is an Euler-Maruyama step of size h, and x'' averages
+it with a second one from the same x and z whose drift and diffusion are those at (x', t - h). With
+
+    delta = max(e_abs, e_rel max(|x'|, |x'_prev|)),   error = rms((x' - x'') / delta)
+
+it is accepted if error <= 1, and goes on from x''. Then h = min(time left, 0.9 h error^-0.9), accepted or
+not.
+
+A rejected trial draws its z anew, as published. That favours small z, a bias which shrinks with the number of pixels,
+not with the tolerance: data of variance 0.30 comes out with 0.306 in 64 dimensions, but with 0.5 in 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from optcov.gaussian import per_sample
+from optcov.prediction import Network
+from optcov.schedule import Schedule
+from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult, bad_value_message
+from optcov.solvers.reverse_sde import END_TIME, ReverseSDE, check_end_time
+
+EIGHT_BIT_TOLERANCE = 0.0078  # e_abs for images in [-1, 1]: one of 256 levels
+SAFETY, EXPONENT = 0.9, 0.9
+SMALLEST_STEP = 1e-9  # times are float64: a step below makes no progress
+
+
+@torch.no_grad()
+def gotta_go_fast(
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    relative_tolerance: float = 0.05,
+    absolute_tolerance: float = EIGHT_BIT_TOLERANCE,
+    seed: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    first_step: float = 0.01,
+    end_time: float = END_TIME,
+    denoise: bool = True,
+    data_range: tuple[float, float] | None = None,
+) -> SolverResult:
+    """Solve the reverse SDE from start = x_1 (B, *D), each sample with its own step sizes.
+
+    The network sees only samples that are still on their way. evaluations counts both of every trial,
+    rejected ones too, and the last denoising one. The noise of trial k of an image is that of (seed, image,
+    k), so that its steps do not depend on its neighbours.
+    """
+    _check_tolerances(relative_tolerance, absolute_tolerance, first_step)
+    sde, source = ReverseSDE(network, schedule, data_range), NoiseSource(start, seed, indices)
+    x, previous = start.clone(), start.clone()  # previous: x' of the last accepted trial
+    time = torch.ones(len(x), dtype=torch.float64)  # on the CPU, like h: they decide which samples go on
+    h = torch.full_like(time, min(first_step, 1.0 - check_end_time(end_time)))
+    evaluations = torch.zeros(len(x), dtype=torch.long)
+    trial = 0
+    while len(rows := (time > end_time).nonzero().flatten()):
+        trial += 1
+        evaluations[rows] += 2
+        there = rows.to(x.device)
+        euler, improved = _trial(sde, x[there], time[rows], h[rows], source.draw_for(rows.tolist(), trial))
+        size = torch.maximum(euler.abs(), previous[there].abs())
+        delta = (relative_tolerance * size).clamp(min=absolute_tolerance)
+        error = ((euler - improved) / delta).double().flatten(1).square().mean(1).sqrt().cpu()
+        _require_finite(error, rows, trial, time)
+        accepted = error <= 1
+        kept, kept_there = rows[accepted], there[accepted.to(x.device)]
+        x[kept_there] = improved[accepted.to(x.device)]
+        previous[kept_there] = euler[accepted.to(x.device)]
+        time[kept] = _after(time[kept], h[kept], end_time)
+        h[rows] = torch.minimum(time[rows] - end_time, SAFETY * h[rows] * error.clamp(min=1e-12) ** -EXPONENT)
+        _require_progress(h, time, end_time)
+    if denoise:
+        x = sde.denoised(x, end_time)
+        evaluations += 1
+    watch = FiniteWatch(x)
+    watch.look(x, end_time)
+    watch.require_finite()
+    return SolverResult(x, evaluations)
+
+
+def _trial(sde: ReverseSDE, x: Tensor, t: Tensor, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """x' and x'', each (B, *D), for times and step sizes (B,)."""
+    size, kick = per_sample(h, x), per_sample(h.sqrt(), x) * z
+    euler = x + size * sde.sde_slope(x, t) + per_sample(sde.diffusion(t), x) * kick
+    s = t - h
+    second = x + size * sde.sde_slope(euler, s) + per_sample(sde.diffusion(s), x) * kick
+    return euler, (euler + second) / 2
+
+
+def _after(t: Tensor, h: Tensor, end_time: float) -> Tensor:
+    """t - h, and exactly end_time where h was the time left."""
+    return torch.where(h >= t - end_time, end_time, t - h)
+
+
+def _check_tolerances(relative: float, absolute: float, first_step: float) -> None:
+    if not (relative >= 0 and absolute > 0):
+        raise ValueError(
+            f"tolerances must be positive, got relative_tolerance={relative}, absolute_tolerance={absolute}; "
+            f"the paper uses 0.01 to 0.5 and {EIGHT_BIT_TOLERANCE}"
+        )
+    if not first_step > 0:
+        raise ValueError(f"first_step = {first_step} must be positive")
+
+
+def _require_finite(error: Tensor, rows: Tensor, trial: int, time: Tensor) -> None:
+    bad = rows[~error.isfinite()]
+    if len(bad):
+        raise ValueError(bad_value_message(trial, float(time[bad[0]]), bad.tolist()))
+
+
+def _require_progress(h: Tensor, time: Tensor, end_time: float) -> None:
+    stuck = (h < SMALLEST_STEP) & (time > end_time + SMALLEST_STEP)
+    if bool(stuck.any()):
+        sample = int(stuck.nonzero()[0])
+        raise ValueError(
+            f"the step size of sample {sample} fell below {SMALLEST_STEP} at time {float(time[sample])}; "
+            f"allow larger tolerances, or check that the network is continuous in x and t"
+        )

@@ -1,0 +1,142 @@
+"""Modern peers: diffusers' own schedulers, driven as samplers of our networks.
+
+They keep their own choice of times (diffusers' t is our t - 1) and their own formulas, but get our float64
+alpha_bar: their float32 ones are off by up to 7e-4 in a step at small times. A network of the VP SDE joins by
+a discrete schedule whose alpha_bar it is matched to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.noise import image_generator
+from optcov.prediction import Network
+from optcov.schedule import DiscreteSchedule, Schedule
+from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult
+
+
+@final
+@dataclass(frozen=True)
+class Peer:
+    """A scheduler of diffusers with its settings."""
+
+    scheduler: str  # its class in diffusers
+    stochastic: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+    clips: bool = False  # whether it can clip x0_hat to a range
+    fixed_stride: bool = False  # whether it steps by N // K, whatever its list of times says
+
+
+_DPM_SOLVER = {
+    "timestep_spacing": "linspace",
+    "lambda_min_clipped": -5.1,  # its authors' value: the end of a cosine schedule is unstable without it
+}
+
+PEERS: Mapping[str, Peer] = MappingProxyType(
+    {
+        "DPM-Solver++": Peer("DPMSolverMultistepScheduler", False, {"algorithm_type": "dpmsolver++", **_DPM_SOLVER}),
+        "SDE-DPM-Solver++": Peer(
+            "DPMSolverMultistepScheduler", True, {"algorithm_type": "sde-dpmsolver++", **_DPM_SOLVER}
+        ),
+        "UniPC": Peer("UniPCMultistepScheduler", False, {"timestep_spacing": "linspace"}),
+        "DDPM (diffusers)": Peer("DDPMScheduler", True, {"timestep_spacing": "linspace"}, clips=True),
+        # with "leading" times it would start from pure noise at a time where there is signal left
+        "DDIM (diffusers)": Peer(
+            "DDIMScheduler", False, {"timestep_spacing": "trailing"}, clips=True, fixed_stride=True
+        ),
+    }
+)
+
+
+@torch.no_grad()
+def peer(
+    name: str,
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    steps: int,
+    seed: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    data_range: tuple[float, float] | None = None,
+) -> SolverResult:
+    """Sample by a scheduler of diffusers from start (B, *D), noise at the last time, in `steps` calls.
+
+    data_range: where the scheduler can clip x0_hat (DDPM, DDIM), clip it; the others have no such step.
+    """
+    scheduler = make_scheduler(name, schedule, steps, data_range)
+    NoiseSource(start, seed, indices)  # checks start and indices
+    numbers = range(len(start)) if indices is None else indices
+    # one generator per image, drawn from in the order of the steps: its noise does not depend on the batch
+    generators = [image_generator(seed, image, 1) for image in numbers]
+    noise = {"generator": generators} if PEERS[name].stochastic else {}
+    watch, x = FiniteWatch(start), start
+    for t in scheduler.timesteps.tolist():
+        prediction = network(x, t + 1)
+        x = scheduler.step(prediction.noise.to(x.dtype), t, x, **noise).prev_sample
+        watch.look(x, t + 1)
+    watch.require_finite()
+    return SolverResult(x, torch.full((len(x),), len(scheduler.timesteps)))
+
+
+def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[float, float] | None = None) -> Any:
+    """Build a peer's scheduler with our alpha_bar and its times set."""
+    import diffusers
+
+    if name not in PEERS:
+        raise ValueError(f"unknown peer {name!r}; choose one of {'; '.join(PEERS)}")
+    if not isinstance(schedule, DiscreteSchedule):
+        raise ValueError(
+            f"diffusers' schedulers have discrete times, got {schedule!r}; match the network to a discrete "
+            f"schedule first"
+        )
+    row = PEERS[name]
+    _check_steps(name, row, schedule.betas.numel(), steps)
+    options = {
+        **row.options,
+        "num_train_timesteps": schedule.betas.numel(),
+        "trained_betas": schedule.betas.tolist(),
+    }
+    if row.clips:
+        options.update(_clip_options(data_range))
+    scheduler = getattr(diffusers, row.scheduler)(**options)
+    use_alpha_bar(scheduler, schedule)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+def use_alpha_bar(scheduler: Any, schedule: DiscreteSchedule) -> None:
+    """Replace a scheduler's float32 alpha_bar by our float64 one, wherever it keeps it."""
+    scheduler.alphas_cumprod = schedule.alpha_bar(torch.arange(1, schedule.betas.numel() + 1))
+    for name in ("one", "final_alpha_cumprod"):  # its alpha_bar at time 0
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, torch.ones((), dtype=torch.float64))
+
+
+def _check_steps(name: str, row: Peer, N: int, steps: int) -> None:
+    if steps != int(steps) or not 2 <= steps <= N:
+        raise ValueError(f"steps = {steps} is outside 2..{N}, the times of this schedule")
+    if row.fixed_stride and N % steps:
+        divisors = [k for k in range(2, N + 1) if N % k == 0]
+        near = sorted(sorted(divisors, key=lambda k: abs(k - steps))[:2])
+        raise ValueError(
+            f"{name!r} steps by a fixed stride, so steps = {steps} must divide {N}; take "
+            f"{' or '.join(map(str, near))}, or our own DDIM, which takes any number"
+        )
+
+
+def _clip_options(data_range: tuple[float, float] | None) -> dict[str, Any]:
+    if data_range is None:
+        return {"clip_sample": False}
+    low, high = data_range
+    if low != -high:
+        raise ValueError(
+            f"diffusers clips to a range around 0 only, but data_range is {data_range}; pass None or (-b, b)"
+        )
+    return {"clip_sample": True, "clip_sample_range": float(high)}

@@ -1,0 +1,87 @@
+"""Samplers of the reverse VP SDE with fixed steps: Euler-Maruyama, and ancestral sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from optcov.forward import ForwardProcess
+from optcov.prediction import Network
+from optcov.reverse import ReverseProcess
+from optcov.schedule import Schedule
+from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult, StepNoise
+from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE
+from optcov.trajectory import Trajectory
+
+
+@torch.no_grad()
+def euler_maruyama(
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    steps: int,
+    noise: StepNoise | None = None,
+    seed: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    end_time: float = END_TIME,
+    denoise: bool = True,
+    data_range: tuple[float, float] | None = None,
+    convention: str = "exact",
+) -> SolverResult:
+    """Solve the reverse SDE by x + h drift + sqrt(beta h) z from start = x_1 (B, *D), in `steps` evaluations.
+
+    noise: callable (t, s) -> (B, *D) instead of that of (seed, image, step). indices: the number of each
+    image. denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or
+    "score_sde" for the steps of the paper's table (see `Grid`).
+
+    >>> from optcov import Schedule, oracle
+    >>> schedule = Schedule.vp_sde()
+    >>> data = oracle.GaussianMixture([1.0], [[0.0]], [0.25])
+    >>> result = euler_maruyama(data.network(schedule), schedule, torch.zeros(2, 1), steps=10)
+    >>> result.x_0.shape, result.evaluations.tolist()
+    (torch.Size([2, 1]), [10, 10])
+    """
+    sde = ReverseSDE(network, schedule, data_range)
+    grid = Grid(steps, end_time, denoise, convention)
+    source, watch = NoiseSource(start, seed, indices, noise), FiniteWatch(start)
+    x, moves = start, grid.moves()
+    for number, (t, s, h) in enumerate(moves, start=1):
+        x = x + h * sde.sde_slope(x, t)
+        if not (denoise and number == steps):
+            x = x + sde.diffusion(t) * h**0.5 * source.draw(number, t, s)
+        watch.look(x, t)
+    if grid.posterior_mean_last:
+        x = sde.denoised(x, end_time)
+        watch.look(x, end_time)
+    watch.require_finite()
+    return SolverResult(x, torch.full((len(x),), steps))
+
+
+@torch.no_grad()
+def ancestral_sampling(
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    steps: int,
+    noise: StepNoise | None = None,
+    seed: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    data_range: tuple[float, float] | None = None,
+) -> SolverResult:
+    """Walk the Markov chain of DDPM with variance beta along the even trajectory, from start = x_1 (B, *D).
+
+    The even trajectory ends at time 1e-3, and the step from there to 0 shows its mean. data_range clips
+    x0_hat in every step.
+    """
+    process = ReverseProcess(network, ForwardProcess(schedule), "beta", data_range)
+    source, watch, x = NoiseSource(start, seed, indices, noise), FiniteWatch(start), start
+    for number, (t, s) in enumerate(Trajectory.even(schedule, steps).descending(), start=1):
+        step = process.step_from(process.predict(x, t), x, t, s)
+        x = step.sample(source.draw(number, t, s)) if s > 0 else step.mean
+        watch.look(x, t)
+    watch.require_finite()
+    return SolverResult(x, torch.full((len(x),), steps))
