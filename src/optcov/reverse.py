@@ -60,6 +60,7 @@ class ReverseProcess:
     use_clipped_model_output: True derives the noise again from the clipped x0_hat, False keeps the predicted noise
     beside the clipped x0_hat, as the paper's DDIM rows do. None means eta == 1.
 
+    >>> import torch
     >>> from optcov import Schedule, oracle
     >>> schedule = Schedule.linear()
     >>> data = oracle.GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], [0.01, 0.01])
