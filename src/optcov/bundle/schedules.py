@@ -34,7 +34,7 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
         return spec
     options: dict[str, Any] = {"kind": spec} if isinstance(spec, str) else dict(spec)
     kind = options.pop("kind", None)
-    if kind not in _BUILDERS or (isinstance(spec, str) and kind == "betas"):
+    if not isinstance(kind, str) or kind not in _BUILDERS or (isinstance(spec, str) and kind == "betas"):
         raise BundleError(f"unknown schedule {kind!r}; choose one of vp_sde, ve_sde, linear, cosine, or give its betas")
     build, known = _BUILDERS[kind]
     for name, value in options.items():

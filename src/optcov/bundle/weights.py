@@ -67,7 +67,7 @@ def _unet_classes(name: Any, path: Path | None = None) -> Any:
     from optcov.networks.paper_unet import PaperUNet
 
     classes = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         where = f"{path}: " if path else ""
         raise BundleError(f"{where}a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")
     return classes[name]
