@@ -87,15 +87,17 @@ def _load_unet(path: Path) -> Any:
     if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
         raise CheckpointError("it is conditional on a class; only unconditional networks can be imported")
     loader = PaperUNet if kind == "PaperUNet" else UNet2DModel
-    try:
-        unet, report = loader.from_pretrained(path, output_loading_info=True, low_cpu_mem_usage=False)
+    try:  # mismatches are let through here so that the report lists them all
+        unet, report = loader.from_pretrained(
+            path, output_loading_info=True, low_cpu_mem_usage=False, ignore_mismatched_sizes=True
+        )
     # diffusers raises whatever its many layers raise on a damaged file
     except Exception as error:
-        first = (str(error).splitlines() or ["no more is known"])[0][:300]
-        raise CheckpointError(f"diffusers cannot load it ({type(error).__name__}: {first})") from error
+        reason = " ".join(str(error).split())[:500]
+        raise CheckpointError(f"diffusers cannot load it ({type(error).__name__}: {reason})") from error
     problems = [
-        f"{len(report[what])} {what.replace('_', ' ')}: {', '.join(map(str, report[what]))}"
-        for what in _PROBLEMS
+        f"{len(report[what])} {what.replace('_', ' ')}: {', '.join(map(_describe, report[what]))}"
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
         if report[what]
     ]
     if problems:
@@ -103,7 +105,11 @@ def _load_unet(path: Path) -> Any:
     return unet.eval()
 
 
-_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+def _describe(problem: Any) -> str:
+    """A key, or a key with the shape found and the shape expected."""
+    if isinstance(problem, tuple | list) and len(problem) == 3:
+        return f"{problem[0]} has shape {tuple(problem[1])} instead of {tuple(problem[2])}"
+    return str(problem)
 
 
 def _read_schedule(path: Path) -> tuple[Schedule, str]:

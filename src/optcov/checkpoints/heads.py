@@ -49,10 +49,10 @@ def which(source: Source, found: str, asked: str | None) -> str:
 def import_head(family: Family, state: State, unet: Any, channels: int) -> Head:
     """Build the head that the keys describe, for images of so many channels."""
     kind = structure(family, state)
-    empty = _empty(family, kind, unet.config, channels)
-    weights = import_state(_table(family, kind), state, empty.state_dict())
-    empty.load_state_dict(weights, assign=True)
-    return empty.eval()
+    head = empty_head(family, kind, unet.config, channels)
+    weights = import_state(_table(family, kind), state, head.state_dict())
+    head.load_state_dict(weights, assign=True)
+    return head.eval()
 
 
 def export_head(family: Family, head: Head) -> dict[str, Tensor]:
@@ -71,7 +71,8 @@ def _table(family: Family, kind: str) -> Table:
     return family.residual_head if kind == "residual" else family.conv_head
 
 
-def _empty(family: Family, kind: str, unet_config: Any, channels: int) -> Head:
+def empty_head(family: Family, kind: str, unet_config: Any, channels: int) -> Head:
+    """A head of the authors' structure without weights, for a network with this config."""
     width = unet_config["block_out_channels"][0]
     per_group = unet_config["channels_per_group"]
     options: dict[str, Any] = {
@@ -84,8 +85,11 @@ def _empty(family: Family, kind: str, unet_config: Any, channels: int) -> Head:
     }
     if kind == "residual":
         options |= {"time_channels": 4 * width, "scale_shift": family.head_config.get("scale_shift", False)}
-    with torch.device("meta"):
-        return build_head(options)
+    try:
+        with torch.device("meta"):
+            return build_head(options)
+    except ValueError as error:
+        raise CheckpointError(f"no head has the structure that its keys describe ({error})") from error
 
 
 def check_trunks_agree(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:

@@ -129,12 +129,10 @@ def build_unet(family: Family, plan: Architecture, source: Source, image_size: i
     try:
         with torch.device("meta"):  # shapes only: nothing is allocated before all of them have been checked
             unet = PaperUNet(**config, **time, dropout=source.dropout)
-        table = family.table(plan)
-        empty = unet.state_dict()
-        check_keys(table, trunk, empty)
-    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, RuntimeError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"no network has the structure that its keys describe ({error})") from error
-    unet.load_state_dict(import_state(table, trunk, empty), strict=True, assign=True)
+    weights = import_state(family.table(plan), trunk, unet.state_dict())
+    unet.load_state_dict(weights, strict=True, assign=True)
     return unet.eval()
 
 

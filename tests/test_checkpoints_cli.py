@@ -1,0 +1,74 @@
+"""`optcov import`: a bundle that predicts as the file did, or one sentence and nothing written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import optcov.bundle
+from checkpoint_files import GOLDEN_TIMES, as_ddim, golden_entries, golden_input, golden_networks, golden_state
+from optcov.checkpoints import CheckpointError
+from optcov.cli import app, main
+
+CELEBA, CELEBA_HEAD, IMAGENET = "celeba64_ddpm_w32_plain", "celeba64_ddpm_w32_simple", "imagenet64_iddpm_w32_plain_out6"
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["import", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_a_bundle_predicts_what_the_authors_network_predicts(tmp_path):
+    torch.save(as_ddim(golden_state(CELEBA_HEAD)), tmp_path / "ckpt.pth")
+    torch.save((torch.arange(1001.0) / 1000).numpy(), tmp_path / "gamma.pth")
+    result = run(tmp_path / "ckpt.pth", "--head", "sn", "--gamma", tmp_path / "gamma.pth", "--out", tmp_path / "bundle")
+    assert result.exit_code == 0
+    assert f"wrote {tmp_path / 'bundle'}" in result.stdout
+    bundle = optcov.bundle.load(tmp_path / "bundle")
+    golden = golden_networks()[CELEBA_HEAD]
+    with torch.no_grad():
+        prediction = bundle.network(golden_input(64), GOLDEN_TIMES + 1)  # the network's own argument is t - 1
+    for value, name in ((prediction.noise, "eps"), (prediction.head("sn"), "head")):
+        assert (golden_entries(value) - torch.tensor(golden[name]["entries"])).abs().max() <= 5e-5
+    assert bundle.noise_cap("SN-DDPM") == 2.0
+    assert bundle.noise_cap("SN-DDIM") == 1.0
+    assert float(bundle.per_time("mean_square_noise")(250)) == pytest.approx(0.25)
+    step = bundle.reverse_process("SN-DDIM").step(golden_input(64)[:1], 1000, 900)
+    assert bool(step.mean.isfinite().all())
+
+
+def test_imagenets_second_half_becomes_the_range_head(tmp_path):
+    torch.save(golden_state(IMAGENET), tmp_path / "model.pt")
+    assert run(tmp_path / "model.pt", "--out", tmp_path / "bundle").exit_code == 0
+    bundle = optcov.bundle.load(tmp_path / "bundle")
+    with torch.no_grad():
+        raw = bundle.unet(golden_input(64), GOLDEN_TIMES).sample
+        prediction = bundle.network(golden_input(64), 4 * GOLDEN_TIMES + 1)
+    assert torch.equal(prediction.noise, raw[:, :3])
+    assert torch.equal(prediction.head("range"), raw[:, 3:])
+    assert bundle.schedule.steps == 4000
+
+
+@pytest.mark.parametrize("damage", ["truncated", "wrong shape", "code"])
+def test_a_bad_file_leaves_nothing_behind(tmp_path, damage):
+    path = tmp_path / "model.pth"
+    state = golden_state(CELEBA)
+    if damage == "wrong shape":
+        state["conv_in.bias"] = torch.zeros(5)
+    torch.save({"harm": print} if damage == "code" else state, path)
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=str(path)):
+        run(path, "--out", tmp_path / "bundle")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.pth"]
+
+
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model.pth").touch()
+    monkeypatch.delenv("OPTCOV_TRACEBACK", raising=False)
+    monkeypatch.setattr("sys.argv", ["optcov", "import", str(tmp_path / "model.pth"), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"error: cannot import {tmp_path / 'model.pth'}: the file is empty\n"
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,243 @@
+"""Files as they come: wrappers, damage, and files that mean harm."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import resource
+import struct
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from checkpoint_files import as_score_sde, prefixed
+from optcov.checkpoints.files import CheckpointError, naming, read_file
+from optcov.checkpoints.wrappers import unwrap
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
+
+
+def same(found, expected=STATE):
+    return list(found) == list(expected) and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+class Harm:
+    """Unpickling it would run a command."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "before torch 1.6"])
+def test_torch_files_of_both_kinds_are_read(tmp_path, archive):
+    torch.save(STATE, tmp_path / "model.pth", _use_new_zipfile_serialization=archive)
+    assert same(read_file(tmp_path / "model.pth"))
+
+
+def test_safetensors_and_training_directories_are_read(tmp_path):
+    safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
+    assert read_file(tmp_path / "model.safetensors").keys() == STATE.keys()
+    directory = tmp_path / "450000.ckpt"
+    (directory / "ema_models_states").mkdir(parents=True)
+    torch.save(STATE, directory / "ema_models_states" / "model.pth")
+    assert same(read_file(directory))
+    with pytest.raises(CheckpointError, match=r"neither ema_models_states/model.pth"):
+        read_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        STATE,
+        OrderedDict(STATE),
+        prefixed(STATE),
+        [prefixed(STATE), {"lr": 0.1}, 3, 4],
+        [{key: -value for key, value in STATE.items()}, {}, 3, 4, prefixed(STATE)],
+        {"models_states": {"model": STATE}},
+        {"models_states": [prefixed(STATE)]},
+        {"models_states": {"m": {k: -v for k, v in STATE.items()}}, "ema_models_states": {"m": STATE}},
+        {"model": prefixed(STATE), "step": 3},
+        as_score_sde(STATE),
+    ],
+)
+def test_wrappers_come_off_and_averages_are_preferred(content):
+    assert same(unwrap(content))
+
+
+def test_averaged_parameters_go_around_constants():
+    state = {"sigmas": torch.zeros(4), **STATE}
+    found = unwrap(as_score_sde(state), constants={"sigmas"})
+    assert same({key: value for key, value in found.items() if key != "sigmas"})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({}, "at its top there is: nothing"),
+        ({"epoch": 3, "weights": STATE}, "at its top there is: epoch, weights"),
+        (3, "it holds a int, not the weights of a network"),
+        ([3], "a list that does not begin with a state_dict"),
+        ({"models_states": {"a": STATE, "b": STATE}}, r"holds more than one network \(a, b\)"),
+        ({"model": STATE, "ema": {"shadow_params": [torch.ones(2)]}}, "1 averaged parameters for 2 parameters"),
+        ({"model": STATE, "ema": {"shadow_params": [torch.ones(2), torch.ones(2)]}}, r"the average of a.weight"),
+        ([STATE, {}, 1, 2, {"b": torch.ones(2)}], "the average of b has shape"),
+    ],
+)
+def test_other_contents_are_refused_with_what_was_found(content, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        unwrap(content)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "plain pickle", "protocol 2"])
+def test_a_pickle_that_runs_code_does_not_run_it(tmp_path, kind):
+    marker, path = tmp_path / "marker", tmp_path / "model.pth"
+    content = {"a.weight": torch.ones(2), "b": Harm(marker)}
+    if kind in ("zip", "legacy"):
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    else:
+        path.write_bytes(pickle.dumps(Harm(marker), protocol=2 if kind == "protocol 2" else 4))
+    with pytest.raises(CheckpointError, match="it asks to run posix.system|not a (torch|whole)"):
+        read_file(path)
+    assert not marker.exists()
+
+
+def test_code_is_named_in_the_refusal(tmp_path):
+    torch.save(Harm(tmp_path / "marker"), tmp_path / "model.pth")
+    with (
+        pytest.raises(CheckpointError, match="asks to run posix.system, and only tensors are read") as caught,
+        naming(tmp_path / "model.pth"),
+    ):
+        read_file(tmp_path / "model.pth")
+    assert str(tmp_path / "model.pth") in str(caught.value)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "legacy"])
+def test_truncated_files_are_refused_wherever_they_end(tmp_path, archive):
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer, _use_new_zipfile_serialization=archive)
+    whole = buffer.getvalue()
+    for length in {0, 1, 4, 30, 100, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 1}:
+        (tmp_path / "model.pth").write_bytes(whole[:length])
+        with pytest.raises(CheckpointError):
+            read_file(tmp_path / "model.pth")
+
+
+def test_bytes_changed_at_random_never_give_anything_but_a_refusal_or_tensors(tmp_path):
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer)
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        damaged = bytearray(buffer.getvalue())
+        for place in random.integers(0, len(damaged), 8):
+            damaged[place] = random.integers(256)
+        (tmp_path / "model.pth").write_bytes(damaged)
+        try:
+            read_file(tmp_path / "model.pth")
+        except CheckpointError:
+            continue
+
+
+def test_missing_and_empty_files_say_so(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no such file"):
+        read_file(tmp_path / "model.pth")
+    (tmp_path / "model.pth").touch()
+    with pytest.raises(CheckpointError, match="the file is empty"):
+        read_file(tmp_path / "model.pth")
+
+
+def peak_memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def legacy_claim(path, elements):
+    """A file of before torch 1.6 whose only storage claims so many elements."""
+    tensor = torch.zeros(2)
+
+    class Claiming(pickle.Pickler):
+        def persistent_id(self, value):
+            if isinstance(value, torch.storage.TypedStorage):
+                return "storage", torch.FloatStorage, "0", "cpu", elements, None
+            return None
+
+    with path.open("wb") as file:
+        for part in (torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": True}):
+            pickle.dump(part, file, protocol=2)
+        Claiming(file, protocol=2).dump({"a": tensor})
+        pickle.dump(["0"], file, protocol=2)
+        file.write(struct.pack("<q", elements) + bytes(64))
+
+
+def repeated(path):
+    torch.save({"a": torch.zeros(1).expand(10**6, 10**6)}, path)
+
+
+def shared(path):
+    values = torch.zeros(1000)
+    torch.save({str(i): values for i in range(100)}, path)
+
+
+def bomb(path):
+    torch.save(STATE, path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/9", bytes(10**8))
+
+
+def huge_record(path):
+    torch.save({"a": torch.zeros(1000)}, path)
+    content = bytearray(path.read_bytes())
+    place = content.rfind(b"PK\x01\x02")  # the last entry of the central directory
+    content[place + 20 : place + 28] = struct.pack("<II", 2**31, 2**31)  # its two sizes
+    path.write_bytes(content)
+
+
+def huge_safetensors_header(path):
+    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
+
+
+def lying_safetensors(path):
+    header = b'{"a":{"dtype":"F32","shape":[1000000,1000000],"data_offsets":[0,4000000000000]}}'
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (repeated, "model.pth"),
+        (shared, "model.pth"),
+        (bomb, "model.pth"),
+        (huge_record, "model.pth"),
+        (lambda path: legacy_claim(path, 2 * 10**9), "model.pth"),
+        (lambda path: legacy_claim(path, 10**15), "model.pth"),
+        (huge_safetensors_header, "model.safetensors"),
+        (lying_safetensors, "model.safetensors"),
+    ],
+    ids=["repeated", "shared", "bomb", "record", "legacy 8 GB", "legacy 4 PB", "huge header", "lying header"],
+)
+def test_files_that_claim_more_than_they_hold_are_refused_without_the_memory(tmp_path, write, name):
+    write(tmp_path / name)
+    before = peak_memory()
+    with pytest.raises(CheckpointError) as caught, naming(tmp_path / name):
+        read_file(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert peak_memory() - before < 3e8
+
+
+def test_arrays_of_numpy_are_read_without_numpy(tmp_path):
+    for dtype in (np.float32, np.float64):
+        torch.save(np.arange(4, dtype=dtype), tmp_path / "array.pth")
+        assert read_file(tmp_path / "array.pth").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("array", [np.array([{}], dtype=object), np.arange(3), np.zeros(2, dtype=[("a", "f4")])])
+def test_arrays_of_anything_but_floats_are_refused(tmp_path, array):
+    torch.save(array, tmp_path / "array.pth")
+    with pytest.raises(CheckpointError):
+        read_file(tmp_path / "array.pth")
