@@ -80,7 +80,7 @@ def sample(
     """
     if last_step not in LAST_STEPS:
         raise ValueError(f"last_step = {last_step!r} is not one of {', '.join(LAST_STEPS)}")
-    variance_cap = _variance_cap(process, noise_cap)
+    cap = variance_cap(process, noise_cap)
     shape = _check_shape(shape, start)
     indices = range(shape[0]) if indices is None else indices
     if len(indices) != shape[0]:
@@ -101,8 +101,8 @@ def sample(
             prediction = process.predict(x, t)
             watch.look(prediction.bad_samples(), number)
             step = process.step_from(prediction, x, t, s)
-            if s == trajectory.times[0] and variance_cap is not None:
-                step = Gaussian(step.mean, step.covariance.clamped(variance_cap)[0])
+            if s == trajectory.times[0] and cap is not None:
+                step = Gaussian(step.mean, step.covariance.clamped(cap)[0])
             if s == 0 and last_step == "mean":
                 x_s = step.mean
             else:
@@ -174,7 +174,7 @@ class _FiniteWatch:
             )
 
 
-def _variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | None:
+def variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | None:
     """The largest variance of the step that lands on tau_1: (y (b - a)/255 sqrt(pi/2))^2, since E|eps| = sqrt(2/pi)."""
     if noise_cap is None:
         return None

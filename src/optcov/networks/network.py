@@ -75,12 +75,10 @@ class HeadedNetwork(nn.Module):
 
     def features(self, x_t: Tensor, t: Time) -> BackboneOutput:
         """Run the backbone once, without the heads."""
-        times = self.schedule.check_times(t)
         if self._match is not None:
-            power = self.schedule.alpha_bar(times) + self.schedule.beta_bar(times)
+            power = self.schedule.alpha_bar(t) + self.schedule.beta_bar(t)
             x_t = x_t / per_sample(power.sqrt(), x_t)
-            times = self._match(times)
-        argument = self.time_argument(times).to(x_t.device).expand(len(x_t))
+        argument = self.arguments(t).to(x_t.device).expand(len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument)
         channels = x_t.shape[1] * (2 if self.learned_range else 1)
         if output.output.shape[1] != channels:
@@ -89,6 +87,11 @@ class HeadedNetwork(nn.Module):
                 f"{channels}; {_channel_remedy(output.output.shape[1], x_t.shape[1])}"
             )
         return output
+
+    def arguments(self, t: Time) -> Tensor:
+        """The backbone's time argument at times of `self.schedule`, float32, () or (B,)."""
+        times = self.schedule.check_times(t)
+        return self.time_argument(times if self._match is None else self._match(times))
 
     def noise_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Tensor:
         """The noise that the backbone's raw output implies, (B, *D)."""

@@ -1,0 +1,1 @@
+"""optcov inside other libraries. Import what you use: `import optcov.integrations.diffusers`."""

@@ -1,0 +1,105 @@
+"""optcov in diffusers' pipelines: a scheduler, a U-Net with a head, and `attach` to put both into a pipeline.
+
+Importing this module is also what lets `from_pretrained` load pipelines that were saved with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from optcov.bundle import Bundle, schedule_spec
+from optcov.integrations.scheduler import (
+    HEADS,
+    OptimalCovarianceScheduler,
+    OptimalCovarianceSchedulerOutput,
+)
+from optcov.integrations.unet import UNetWithHead
+from optcov.methods import Method, find_method
+from optcov.schedule import DiscreteSchedule, Schedule
+
+__all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
+
+NUMBERS = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}
+TRAJECTORIES = ("even", "optimal")
+
+
+def attach(pipeline: Any, bundle: Bundle, method: str = "SN-DDIM", trajectory: str = "even") -> Any:
+    """Make a pipeline (DDPMPipeline, DDIMPipeline, ...) sample by a method of METHODS, and return it.
+
+    Its network and its scheduler become the bundle's. trajectory: "even", or "optimal" to visit the bundle's optimal
+    times where it has as many steps as asked for. A bundle in continuous time runs on the linear schedule of 1,000
+    steps, by equal noise levels.
+    """
+    if trajectory not in TRAJECTORIES:
+        raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
+    row = find_method(method)
+    if bundle.schedule.steps is None:
+        bundle = bundle.with_schedule(Schedule.linear())
+    row.forward(bundle.schedule)  # refuses solvers and methods of continuous time
+    scheduler = _scheduler(bundle, row, trajectory)
+    unet = _network(bundle, row).to(device=pipeline.device, dtype=pipeline.dtype)
+    pipeline.register_modules(unet=unet, scheduler=scheduler)
+    return pipeline
+
+
+def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:
+    schedule = bundle.schedule
+    assert isinstance(schedule, DiscreteSchedule)
+    assert row.covariance is not None
+    options: dict[str, Any] = {}
+    if row.covariance in NUMBERS:
+        name, times = NUMBERS[row.covariance], torch.arange(1, len(schedule.betas) + 1)
+        numbers = bundle.per_time(name)(times).tolist()
+        options[name] = [numbers[0], *numbers]  # the one at time 0 is not used
+    if trajectory == "optimal":
+        options["trajectories"] = _trajectories(bundle, row)
+    scheduler: OptimalCovarianceScheduler = OptimalCovarianceScheduler(
+        num_train_timesteps=len(schedule.betas),
+        trained_betas=schedule.betas.tolist(),
+        prediction_type=bundle.network.parameterisation,
+        covariance=row.covariance,
+        eta=row.eta,
+        noise_cap=bundle.noise_cap(row.name),
+        **_clip(bundle.data_range),
+        **options,
+    )
+    return scheduler
+
+
+def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:
+    here = schedule_spec(bundle.schedule)
+    stored = [e for e in bundle.trajectories if e.method == row.name and schedule_spec(e.schedule) == here]
+    if not stored:
+        raise ValueError(f"{bundle.name} has no optimal trajectories for {row.name!r}; find them by optcov trajectory")
+    return {str(len(e.trajectory)): [int(t) for t in e.trajectory.times] for e in stored}
+
+
+def _clip(data_range: tuple[float, float] | None) -> dict[str, Any]:
+    if data_range is None:
+        return {"clip_sample": False}
+    low, high = data_range
+    if low != -high:
+        raise ValueError(f"diffusers clips to a range around 0, but the data range is {data_range}; rescale the data")
+    return {"clip_sample": True, "clip_sample_range": float(high)}
+
+
+def _network(bundle: Bundle, row: Method) -> nn.Module:
+    """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
+    network = bundle.network
+    head = None
+    if row.covariance in HEADS and not (row.covariance == "range" and network.learned_range):
+        if row.covariance not in bundle.heads:
+            present = ", ".join(sorted(bundle.heads)) or "none"
+            raise ValueError(
+                f"{row.name!r} needs the head {row.covariance!r}, but {bundle.name} has: {present}; fit it (optcov fit)"
+            )
+        head = bundle.heads[row.covariance]
+    arguments = network.arguments(torch.arange(1, (bundle.schedule.steps or 0) + 1))
+    own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))
+    if head is None and own:
+        return bundle.unet
+    wrapped: nn.Module = UNetWithHead.wrap(bundle.unet, head, None if own else arguments.tolist())
+    return wrapped

@@ -1,0 +1,281 @@
+"""The reverse step as a scheduler of diffusers: mean and covariance by `ReverseProcess`, as everywhere else.
+
+diffusers counts times 0..N-1: its t is our t - 1. The config speaks of both: `timesteps` are diffusers', while the
+times of `trajectories` and the indices of the numbers per time are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from diffusers import ConfigMixin, SchedulerMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
+from diffusers.utils import BaseOutput
+from diffusers.utils.torch_utils import randn_tensor
+from torch import Tensor
+
+from optcov.forward import ForwardProcess
+from optcov.gaussian import Gaussian, per_sample
+from optcov.prediction import PARAMETERISATIONS, NoisePrediction, to_noise
+from optcov.reverse import ReverseProcess
+from optcov.sampling import LAST_STEPS, variance_cap
+from optcov.schedule import Schedule
+from optcov.trajectory import Trajectory
+
+HEADS = ("sn", "npr", "range")  # covariances that read the second half of a 2C-channel output
+BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
+
+
+@dataclass
+class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
+    """What a step returns."""
+
+    prev_sample: Tensor  # x_s, (B, C, H, W)
+    pred_original_sample: Tensor  # mean of x_0 given x_t, clipped to the data range, (B, C, H, W)
+    pred_original_variance: Tensor | None = None  # variance of x_0 given x_t, (B, C, H, W); None for "range"
+
+
+class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+    """Sample with the optimal covariance in a pipeline of diffusers.
+
+    The first arguments are diffusers' own, so that `from_config(pipeline.scheduler.config, covariance=...)` works; pass
+    clip_sample=False for latents if that config does not say so. Then:
+
+    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" need an unchanged network; "sn" | "npr" | "range"
+    read the second half of an output of 2C channels (see `UNetWithHead`).
+    eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
+    mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
+    noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
+    trajectories: number of steps -> our times, ascending; what `set_timesteps(n)` takes instead of even ones.
+    """
+
+    _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
+    order = 1
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(
+        self,
+        num_train_timesteps: int = 1000,
+        beta_start: float = 1e-4,
+        beta_end: float = 0.02,
+        beta_schedule: str = "linear",
+        trained_betas: list[float] | None = None,
+        prediction_type: str = "epsilon",
+        clip_sample: bool = True,
+        clip_sample_range: float = 1.0,
+        thresholding: bool = False,
+        rescale_betas_zero_snr: bool = False,
+        covariance: str = "beta_tilde",
+        eta: float = 1.0,
+        use_clipped_model_output: bool | None = None,
+        mean_square_noise: list[float] | None = None,
+        mean_square_residual: list[float] | None = None,
+        noise_cap: float | None = None,
+        last_step: str = "mean",
+        trajectories: dict[str, list[int]] | None = None,
+    ):
+        _check_config(self.config)
+        self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
+        self.schedule = Schedule.from_diffusers(self)
+        self.betas = self.schedule.betas
+        self.alphas_cumprod = self.schedule.alpha_bar(torch.arange(1, num_train_timesteps + 1))
+        self._process = ReverseProcess(
+            _no_network,
+            ForwardProcess(self.schedule, eta),
+            covariance,
+            (-clip_sample_range, clip_sample_range) if clip_sample else None,
+            use_clipped_model_output,
+            mean_square_noise=_per_time(mean_square_noise),
+            mean_square_residual=_per_time(mean_square_residual),
+        )
+        self._variance_cap = variance_cap(self._process, noise_cap)
+        self._trajectories = _check_trajectories(trajectories or {}, self.schedule)
+        self._draws = not (covariance == "beta_tilde" and eta == 0)
+        self.init_noise_sigma = 1.0
+        self.num_inference_steps: int | None = None
+        self._follow(Trajectory(range(1, num_train_timesteps + 1)), None)
+
+    def __len__(self) -> int:
+        return int(self.config.num_train_timesteps)
+
+    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
+        """Return the sample as it is: a variance-preserving process needs no scaling."""
+        return sample
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: str | torch.device | None = None,
+        timesteps: Sequence[int] | None = None,
+    ) -> None:
+        """Choose the times to visit: how many, or which (diffusers' times, descending).
+
+        For n steps: those of `trajectories` in the config, or else evenly spaced ones from N-1 to 0; one step alone
+        starts at N-1.
+        """
+        if (num_inference_steps is None) == (timesteps is None):
+            raise ValueError("pass either num_inference_steps or timesteps, not both")
+        if timesteps is not None:
+            trajectory = _trajectory_of([int(t) + 1 for t in reversed(list(timesteps))], self.schedule)
+        else:
+            assert num_inference_steps is not None
+            trajectory = self._trajectory(num_inference_steps)
+        self.num_inference_steps = len(trajectory)
+        self._follow(trajectory, device)
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        return_dict: bool = True,
+        eta: float | None = None,
+        use_clipped_model_output: bool | None = None,
+        variance_noise: Tensor | None = None,
+    ) -> OptimalCovarianceSchedulerOutput | tuple[Tensor, Tensor, Tensor | None]:
+        """Go from timestep to the next one, and say what is known of x_0.
+
+        model_output: (B, C, H, W), or (B, 2C, H, W) with a head. variance_noise: instead of drawing by the generator.
+        eta and use_clipped_model_output are accepted because pipelines pass them, and ignored: the config decides.
+        """
+        t = int(timestep) + 1
+        if t not in self._next_time:
+            raise ValueError(
+                f"timestep {t - 1} is not one of this run's; call set_timesteps, and step at its timesteps"
+            )
+        s = self._next_time[t]
+        x_t, prediction = self._prediction(model_output, sample, t)
+        step = self._process.step_from(prediction, x_t, t, s)
+        if s == self._first_time and self._variance_cap is not None:
+            step = Gaussian(step.mean, step.covariance.clamped(self._variance_cap)[0])
+        x_s = step.mean
+        if self._draws and (s > 0 or self.config.last_step == "draw"):
+            x_s = step.sample(_noise(model_output, sample, generator, variance_noise))
+        if s == 0:
+            _require_finite(x_s)  # read once, at the end of a run
+        mean, variance = self._clean(prediction, x_t, t)
+        output = (x_s.to(sample.dtype), mean.to(sample.dtype), None if variance is None else variance.to(sample.dtype))
+        return OptimalCovarianceSchedulerOutput(*output) if return_dict else output
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
+        return self._process.forward.diffuse(original_samples, _times(timesteps), noise)
+
+    def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """The target of v-prediction, sqrt(alpha_bar) noise - sqrt(beta_bar) x_0."""
+        t = _times(timesteps)
+        signal, spread = self.schedule.alpha_bar(t).sqrt(), self.schedule.beta_bar(t).sqrt()
+        return per_sample(signal, sample) * noise - per_sample(spread, sample) * sample
+
+    def _follow(self, trajectory: Trajectory, device: str | torch.device | None) -> None:
+        steps = [(int(t), int(s)) for t, s in trajectory.descending()]
+        self._next_time, self._first_time = dict(steps), steps[-1][0]
+        self.timesteps = torch.tensor([t - 1 for t, _ in steps], dtype=torch.long, device=device)
+
+    def _trajectory(self, steps: int) -> Trajectory:
+        if steps in self._trajectories:
+            return self._trajectories[steps]
+        if steps == 1:
+            return Trajectory((len(self),))
+        return Trajectory.even(self.schedule, steps)
+
+    def _prediction(self, model_output: Tensor, sample: Tensor, t: int) -> tuple[Tensor, NoisePrediction]:
+        """x_t and the prediction, in the precision to compute in."""
+        covariance, channels = self.config.covariance, sample.shape[1]
+        head = covariance if covariance in HEADS else None
+        if model_output.shape[1] not in ((2 * channels,) if head else (channels, 2 * channels)):
+            raise ValueError(
+                f"covariance {covariance!r} needs an output of {2 * channels if head else channels} channels, but the "
+                f"network returned {model_output.shape[1]}; {_CHANNEL_REMEDY if head else 'use a network that fits'}"
+            )
+        # other outputs than noise become x_0 again in the step: in float64 without loss, however little signal is left
+        exact = self.config.prediction_type != "epsilon" and sample.device.type != "mps"
+        dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
+        x_t, raw = sample.to(dtype), model_output.to(dtype)
+        levels = self.schedule.alpha_bar(t), self.schedule.beta_bar(t)
+        noise = to_noise(raw[:, :channels], x_t, *levels, self.config.prediction_type)
+        return x_t, NoisePrediction(noise, {head: raw[:, channels:]} if head else {})
+
+    def _clean(self, prediction: NoisePrediction, x_t: Tensor, t: int) -> tuple[Tensor, Tensor | None]:
+        """Mean and variance of x_0 given x_t."""
+        if self.config.covariance == "range":
+            return self._process.clean_mean(prediction, x_t, t), None
+        posterior = self._process.posterior_from(prediction, x_t, t)
+        return posterior.mean, posterior.variance.expand_as(posterior.mean)
+
+
+_CHANNEL_REMEDY = (
+    "wrap it with its head: optcov.integrations.diffusers.attach(pipeline, bundle, method), or UNetWithHead.wrap"
+)
+
+
+def _no_network(x_t: Tensor, t: Any) -> NoReturn:
+    raise AssertionError("in a pipeline the network has run before the scheduler steps")
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    kind, trained = config["beta_schedule"], config["trained_betas"]
+    if trained is None and kind not in BETA_SCHEDULES:
+        raise ValueError(
+            f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
+        )
+    if trained is not None and len(trained) != config["num_train_timesteps"]:
+        raise ValueError(
+            f"there are {len(trained)} trained_betas, but num_train_timesteps = {config['num_train_timesteps']}"
+        )
+    if config["prediction_type"] not in PARAMETERISATIONS:
+        raise ValueError(
+            f"prediction_type = {config['prediction_type']!r} is not one of {', '.join(PARAMETERISATIONS)}"
+        )
+    if config["thresholding"]:
+        raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
+    if config["last_step"] not in LAST_STEPS:
+        raise ValueError(f"last_step = {config['last_step']!r} is not one of {', '.join(LAST_STEPS)}")
+
+
+def _per_time(numbers: Sequence[float] | None) -> Tensor | None:
+    return None if numbers is None else torch.tensor(numbers, dtype=torch.float64)
+
+
+def _trajectory_of(times: Sequence[int], schedule: Schedule) -> Trajectory:
+    trajectory = Trajectory(times)
+    for t in trajectory.times:
+        schedule.check_times(t)
+    return trajectory
+
+
+def _check_trajectories(stored: Mapping[str, Sequence[int]], schedule: Schedule) -> dict[int, Trajectory]:
+    trajectories = {int(steps): _trajectory_of(times, schedule) for steps, times in stored.items()}
+    for steps, trajectory in trajectories.items():
+        if len(trajectory) != steps:
+            raise ValueError(
+                f"the trajectory for {steps} steps has {len(trajectory)} times; its key must be their number"
+            )
+    return trajectories
+
+
+def _times(timesteps: Tensor) -> Tensor:
+    """Our times, (), or (B,)."""
+    return (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1
+
+
+def _noise(model_output: Tensor, sample: Tensor, generator: Any, supplied: Tensor | None) -> Tensor:
+    if supplied is not None:
+        return supplied
+    noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=model_output.dtype)
+    return noise
+
+
+def _require_finite(x_0: Tensor) -> None:
+    bad = ~x_0.isfinite().flatten(1).all(1)
+    if bool(bad.any()):
+        samples = bad.nonzero().flatten().tolist()
+        raise ValueError(
+            f"samples {samples[:10]}{' and others' if len(samples) > 10 else ''} ended as NaN or infinity; check the "
+            f"network's input scale, weights and precision"
+        )

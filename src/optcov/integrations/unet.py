@@ -1,0 +1,80 @@
+"""A U-Net and one head as one model of diffusers: 2C channels, noise and second moment.
+
+Saves and loads by save_pretrained and from_pretrained like any other model; its config holds those of both parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import ConfigMixin, ModelMixin, UNet2DModel
+from diffusers.configuration_utils import register_to_config
+from diffusers.models.unets.unet_2d import UNet2DOutput
+from torch import Tensor, nn
+
+from optcov.networks import Backbone, Head, build_head, head_config
+from optcov.networks.paper_unet import PaperUNet
+
+UNETS: dict[str, Any] = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
+
+
+class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """A UNet2DModel with a head on its features, behind the interface of a UNet2DModel.
+
+    unet: the config of the U-Net, with its `_class_name`. head: the config of the head, or None for a network that
+    only needs its times translated. time_arguments: what the U-Net takes as time at each timestep 0..N-1 of the
+    scheduler, or None if that is the timestep itself. in_channels and sample_size are what pipelines ask for.
+    Use `wrap` to build one from parts at hand.
+    """
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(
+        self,
+        unet: dict[str, Any],
+        head: dict[str, Any] | None,
+        time_arguments: list[float] | None = None,
+        in_channels: int = 3,
+        sample_size: int | tuple[int, int] | None = None,
+    ):
+        super().__init__()
+        name = unet.get("_class_name")
+        if name not in UNETS:
+            raise ValueError(f"cannot build a U-Net of class {str(name)[:80]!r}; it must be one of {', '.join(UNETS)}")
+        self.backbone = Backbone.unet(UNETS[name].from_config(dict(unet)))
+        self.head = None if head is None else build_head(head)
+        # not a buffer: a model moved to half precision would round the times with the weights
+        self._time_arguments = None if time_arguments is None else torch.tensor(time_arguments, dtype=torch.float32)
+
+    @staticmethod
+    def wrap(unet: nn.Module, head: Head | None, time_arguments: Sequence[float] | None = None) -> UNetWithHead:
+        """Join a U-Net and a head, which are shared, not copied."""
+        config: Any = unet.config
+        wrapped = UNetWithHead(
+            {**dict(config), "_class_name": type(unet).__name__},
+            None if head is None else head_config(head),
+            None if time_arguments is None else [float(a) for a in time_arguments],
+            config.in_channels,
+            config.sample_size,
+        )
+        wrapped.backbone, wrapped.head = Backbone.unet(unet), head
+        return wrapped.eval()  # type: ignore[no-any-return]
+
+    def forward(
+        self, sample: Tensor, timestep: int | float | Tensor, return_dict: bool = True
+    ) -> UNet2DOutput | tuple[Tensor]:
+        """Predict at x_t (B, C, H, W) and a timestep, a number or (B,): (B, 2C, H, W), or C channels without a head."""
+        output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)))
+        prediction = output.output
+        if self.head is not None:
+            moment = self.head(output.features, output.time_embedding)
+            prediction = torch.cat([prediction[:, : sample.shape[1]], moment], dim=1)
+        return UNet2DOutput(sample=prediction) if return_dict else (prediction,)
+
+    def _argument(self, timestep: int | float | Tensor, device: torch.device) -> Tensor:
+        """The U-Net's time as float32: a Python number would be truncated there."""
+        if self._time_arguments is None:
+            return torch.as_tensor(timestep, dtype=torch.float32, device=device)
+        self._time_arguments = self._time_arguments.to(device)
+        return self._time_arguments[torch.as_tensor(timestep, device=device).long()]
