@@ -12,6 +12,8 @@ Only the well-known Inception file, by its checksum, gives a number that is call
 from __future__ import annotations
 
 import hashlib
+import io
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +76,11 @@ def _inception(path: Path) -> Callable[[Tensor], Tensor]:
             f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "
             f"so the number would not be FID; fetch that file again"
         )
-    network = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    with (
+        warnings.catch_warnings()
+    ):  # torch would rather not read TorchScript, but the network of FID is published as such
+        warnings.simplefilter("ignore", DeprecationWarning)
+        network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
     return lambda images: network(_colour(images), return_features=True)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -91,7 +92,11 @@ def _groups(side: Features, groups: int) -> list[FeatureStatistics]:
 
 
 def _without_each(parts: Sequence[FeatureStatistics], other: FeatureStatistics) -> list[float]:
-    return [frechet_distance(merge_all([*parts[:g], *parts[g + 1 :]]), other) for g in range(len(parts))]
+    """Distance without each part in turn; what lies before it and behind it is merged once."""
+    before = list(accumulate(parts[:-1], FeatureStatistics.merge))
+    behind = list(accumulate(reversed(parts[1:]), FeatureStatistics.merge))[::-1]
+    middle = [left.merge(right) for left, right in zip(before[:-1], behind[1:], strict=True)]
+    return [frechet_distance(rest, other) for rest in (behind[0], *middle, before[-1])]
 
 
 def _jackknife_variance(values: Sequence[float]) -> float:

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from optcov import data
+from optcov.metrics import (
+    Extractor,
+    FeatureStatistics,
+    MetricError,
+    extractors,
+    find_extractor,
+    frechet_distance,
+    kernel_distance,
+    measure_frechet,
+    merge_all,
+)
+from optcov.metrics.sources import split_method
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def features(n: int, d: int, seed: int = 0) -> Tensor:
+    g = generator(seed)
+    mix = torch.randn(d, d, generator=g, dtype=torch.float64)
+    return torch.randn(n, d, generator=g, dtype=torch.float64) @ mix + torch.randn(d, generator=g, dtype=torch.float64)
+
+
+def gaussian(mean: Tensor, covariance: Tensor) -> FeatureStatistics:
+    return FeatureStatistics(mean.double(), covariance.double(), None)
+
+
+def by_square_root(a: FeatureStatistics, b: FeatureStatistics) -> float:
+    """The textbook formula, with scipy's square root of a matrix."""
+    root = sqrtm(a.covariance.numpy() @ b.covariance.numpy()).real
+    shift = float((a.mean - b.mean).square().sum())
+    return shift + float(a.covariance.trace() + b.covariance.trace()) - 2 * float(np.trace(root))
+
+
+@pytest.mark.parametrize("d", [1, 3, 20, 96])
+def test_commuting_gaussians_have_the_closed_form(d: int) -> None:
+    g = generator(d)
+    basis = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64)).Q
+    stds = torch.rand(2, d, generator=g, dtype=torch.float64) * 3
+    means = torch.randn(2, d, generator=g, dtype=torch.float64)
+    a, b = (gaussian(mean, basis @ torch.diag(std**2) @ basis.T) for mean, std in zip(means, stds, strict=True))
+    exact = float((means[0] - means[1]).square().sum() + (stds[0] - stds[1]).square().sum())
+    assert frechet_distance(a, b) == pytest.approx(exact, abs=1e-8)
+
+
+def test_random_features_agree_with_the_square_root_of_scipy() -> None:
+    for seed in range(5):
+        a, b = FeatureStatistics.of(features(200, 24, seed)), FeatureStatistics.of(features(150, 24, seed + 100))
+        assert frechet_distance(a, b) == pytest.approx(by_square_root(a, b), rel=1e-9, abs=1e-6)
+
+
+def test_features_agree_with_torchmetrics() -> None:
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    class Identity(nn.Module):
+        num_features = 12
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    metric = FrechetInceptionDistance(Identity()).set_dtype(torch.float64)
+    first, second = features(300, 12, 1), features(300, 12, 2)
+    metric.update(first, real=True)
+    metric.update(second, real=False)
+    ours = frechet_distance(FeatureStatistics.of(first), FeatureStatistics.of(second))
+    assert ours == pytest.approx(float(metric.compute()), rel=1e-8)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_singular_covariances_give_the_closed_form_too(rank: int) -> None:
+    d = 40
+    basis = torch.linalg.qr(torch.randn(d, d, generator=generator(), dtype=torch.float64)).Q
+    stds = torch.cat([torch.linspace(1, 2, rank), torch.zeros(d - rank)]).double()
+    thin = gaussian(torch.zeros(d), basis @ torch.diag(stds**2) @ basis.T)
+    full = gaussian(torch.zeros(d), torch.eye(d))
+    assert frechet_distance(thin, full) == pytest.approx(float((stds - 1).square().sum()), abs=1e-8)
+    assert frechet_distance(thin, thin) == pytest.approx(0, abs=1e-8)
+    few = FeatureStatistics.of(features(4, d))
+    assert 0 <= frechet_distance(few, thin) < 1e6
+
+
+def test_statistics_of_shards_merge_to_those_of_one_pass() -> None:
+    values = features(1000, 16) + 1000  # a large mean, where sums of squares about 0 would cancel
+    whole = FeatureStatistics.of(values)
+    parts = merge_all([FeatureStatistics.of(part) for part in values.split([3, 400, 97, 2, 498])])
+    assert parts.count == whole.count == 1000
+    assert float((parts.mean / whole.mean - 1).abs().max()) < 1e-12
+    scale = float(whole.covariance.abs().max())
+    assert float((parts.covariance - whole.covariance).abs().max()) / scale < 1e-12
+    assert np.allclose(whole.covariance, np.cov(values.numpy().T), rtol=1e-10)
+
+
+def test_statistics_are_written_and_read_in_the_usual_form(tmp_path: Path) -> None:
+    whole = FeatureStatistics.of(features(50, 8))
+    whole.save(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as file:
+        assert np.array_equal(file["mu"], whole.mean.numpy())
+        assert np.array_equal(file["sigma"], whole.covariance.numpy())
+    assert FeatureStatistics.load(tmp_path / "a.npz").count == 50
+    np.savez(tmp_path / "plain.npz", mu=whole.mean.numpy().astype("f4"), sigma=whole.covariance.numpy().astype("f4"))
+    plain = FeatureStatistics.load(tmp_path / "plain.npz")
+    assert frechet_distance(plain, whole) == pytest.approx(0, abs=1e-4)
+    with pytest.raises(MetricError, match="without a count"):
+        plain.merge(whole)
+
+
+@pytest.mark.parametrize(
+    ("mu", "sigma", "reason"),
+    [
+        (np.zeros(3), np.eye(4), "mean \\(d,\\) and a covariance"),
+        (np.array([0, np.nan]), np.eye(2), "NaN"),
+        (np.zeros(2), np.array([[1.0, 0.5], [0.0, 1.0]]), "not symmetric"),
+        (np.zeros((1, 2)), np.eye(2), "mean \\(d,\\)"),
+        (np.zeros(0), np.zeros((0, 0)), "mean \\(d,\\)"),
+    ],
+)
+def test_wrong_statistics_are_refused(tmp_path: Path, mu: np.ndarray, sigma: np.ndarray, reason: str) -> None:
+    np.savez(tmp_path / "a.npz", mu=mu, sigma=sigma)
+    with pytest.raises(MetricError, match=reason) as caught:
+        FeatureStatistics.load(tmp_path / "a.npz")
+    assert "a.npz" in str(caught.value)
+
+
+def test_standard_error_and_limit_are_those_of_repeated_experiments() -> None:
+    """40 experiments of 300 samples. Tolerances are 4 standard errors of their averages; the seeds are fixed."""
+    d, n, runs = 8, 300, 40
+    stds = torch.linspace(0.5, 2, d, dtype=torch.float64)
+    exact = float((stds - 1).square().sum())
+    results = []
+    for seed in range(runs):
+        g = generator(seed)
+        first = torch.randn(n, d, generator=g, dtype=torch.float64) * stds
+        results.append(measure_frechet(first, torch.randn(n, d, generator=g, dtype=torch.float64)))
+    values, limits, claimed = (
+        torch.tensor([getattr(r, name) for r in results]) for name in ("value", "limit", "standard_error")
+    )
+    spread = float(values.std())
+    assert float(values.mean()) > exact + 4 * spread / runs**0.5  # too few samples look worse than they are
+    assert float(limits.mean()) == pytest.approx(exact, abs=4 * float(limits.std()) / runs**0.5)
+    assert float(claimed.mean()) == pytest.approx(spread, rel=0.3)
+
+
+def test_the_limit_is_the_line_in_one_over_n() -> None:
+    values, other = features(200, 4, 1), FeatureStatistics.of(features(500, 4, 2))
+    groups = 20
+    whole = frechet_distance(FeatureStatistics.of(values), other)
+    rows = torch.arange(200)
+    without = [frechet_distance(FeatureStatistics.of(values[rows % groups != g]), other) for g in range(groups)]
+    x, y = np.array([1 / 200, 1 / 190]), np.array([whole, np.mean(without)])
+    intercept = np.polyfit(x, y, 1)[1]
+    result = measure_frechet(values, other, groups)
+    assert result.limit == pytest.approx(intercept, rel=1e-9)
+    assert result.counts == (200, 500)
+
+
+def test_statistics_alone_have_neither_error_nor_limit() -> None:
+    a, b = FeatureStatistics.of(features(50, 4)), FeatureStatistics.of(features(50, 4, 1))
+    result = measure_frechet(a, b)
+    assert result.value == frechet_distance(a, b)
+    assert (result.standard_error, result.limit) == (None, None)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(MetricError, match="4 and of 5 dimensions"):
+        measure_frechet(features(50, 4), features(50, 5))
+    with pytest.raises(MetricError, match="at least 4"):
+        measure_frechet(features(3, 4), features(50, 4))
+    with pytest.raises(MetricError, match="NaN"):
+        measure_frechet(torch.full((50, 4), float("nan")), features(50, 4))
+    with pytest.raises(MetricError, match="NaN"):
+        kernel_distance(torch.full((50, 4), float("nan")), features(50, 4))
+
+
+def test_kernel_distance_is_unbiased_and_leaves_random_numbers_alone() -> None:
+    """By hand with all samples, where every subset is the whole set: the unbiased MMD of the cubic kernel."""
+    first, second = features(30, 5, 1) / 3, features(30, 5, 2) / 3
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    def off_diagonal_mean(matrix: Tensor) -> float:
+        return float((matrix.sum() - matrix.trace()) / (30 * 29))
+
+    exact = off_diagonal_mean(kernel(first, first)) + off_diagonal_mean(kernel(second, second))
+    exact -= 2 * float(kernel(first, second).mean())
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    result = kernel_distance(first, second, subsets=2)
+    assert torch.equal(torch.rand(1), expected)
+    assert result.value == pytest.approx(exact, rel=1e-9)
+    assert result.subset_size == 30
+
+
+def images(n: int, seed: int = 0, shape: tuple[int, ...] = (1, 28, 28)) -> data.ImageSet:
+    return data.ImageSet(torch.randint(0, 256, (n, *shape), generator=generator(seed), dtype=torch.uint8), name="noise")
+
+
+def test_any_module_extracts_features_in_float64_whatever_the_batch() -> None:
+    mine = Extractor(lambda batch: batch.float().flatten(1)[:, :7], "FD-mine")
+    found = mine.features(images(30), batch=11)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, images(30).images.flatten(1)[:, :7].double())
+    with pytest.raises(MetricError, match=r"must return \(B, d\)"):
+        Extractor(lambda batch: batch, "FD-mine").features(images(3))
+    with pytest.raises(MetricError, match="returned NaN"):
+        Extractor(lambda batch: batch.flatten(1).float() / 0, "FD-mine").features(images(3))
+
+
+def test_only_the_well_known_inception_network_is_called_fid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Detector(nn.Module):
+        def forward(self, x: Tensor, return_features: bool = False) -> Tensor:
+            return x.float().mean(dim=[2, 3]) if return_features else x
+
+    path = tmp_path / "inception.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Detector()).save(str(path))
+    with pytest.raises(MetricError, match="would not be FID"):
+        find_extractor(f"inception:{path}")
+    monkeypatch.setattr(extractors, "INCEPTION_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    extractor = find_extractor(f"inception:{path}")
+    assert extractor.distance == "FID"
+    grey = images(5)
+    assert torch.allclose(extractor.features(grey), grey.images.double().mean((2, 3)).expand(-1, 3))
+    for name in ("inception", "resnet", "fashion:x"):
+        with pytest.raises(MetricError, match="unknown feature extractor"):
+            find_extractor(name)
+
+
+def test_methods_are_told_from_paths() -> None:
+    assert split_method("fashion:SN-DDIM") == ("fashion", "SN-DDIM")
+    assert split_method("some/dir:ddpm, beta") == ("some/dir", "DDPM, beta")
+    assert split_method("hf:some/name") == ("hf:some/name", None)
+    assert split_method("a.npz") == ("a.npz", None)
+
+
+def test_a_bundle_and_method_is_drawn_with_its_seeds() -> None:
+    from optcov.metrics.sources import Drawing, draw
+    from small_bundles import SHAPE, small_bundle
+
+    small = small_bundle()
+    drawn = draw(small, "NPR-DDPM", Drawing(samples=5, steps=3, batch=2))
+    again = draw(small, "NPR-DDPM", Drawing(samples=5, steps=3, batch=5))
+    assert drawn.shape == SHAPE
+    difference = drawn.images.int() - again.images.int()
+    assert int(difference.abs().max()) <= 1  # the same noise; a batch of another size rounds differently
+    with pytest.raises(MetricError, match="solver"):
+        draw(small, "Probability flow", Drawing(samples=5))
+
+
+def test_frechet_command_compares_images_with_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optcov.cli import app
+
+    small = Extractor(lambda batch: batch.float().flatten(1)[:, :5], "FD-small")
+    monkeypatch.setattr("optcov.metrics.find_extractor", lambda name: small)
+    data.write_npz(tmp_path / "a.npz", images(40))
+    data.write_npz(tmp_path / "b.npz", images(40, seed=1))
+    arguments = ["frechet", str(tmp_path / "a.npz"), str(tmp_path / "b.npz"), "--json"]
+    first = CliRunner().invoke(app, [*arguments, "--kernel", "--save-first", str(tmp_path / "s.npz")])
+    result = json.loads(first.stdout)
+    exact = measure_frechet(small.features(images(40)), small.features(images(40, seed=1)))
+    assert result["distance"] == "FD-small"
+    assert result["value"] == pytest.approx(exact.value, rel=1e-12)
+    assert result["counts"] == [40, 40]
+    assert result["kernel"]["subset_size"] == 40
+    second = CliRunner().invoke(app, ["frechet", str(tmp_path / "s.npz"), str(tmp_path / "b.npz"), "--json"])
+    assert json.loads(second.stdout)["value"] == pytest.approx(exact.value, rel=1e-9)
+    shown = CliRunner().invoke(app, ["frechet", str(tmp_path / "s.npz"), str(tmp_path / "b.npz")])
+    assert "limit of many samples" in shown.stdout
