@@ -40,7 +40,7 @@ def attach(pipeline: Any, bundle: Bundle, method: str = "SN-DDIM", trajectory: s
         bundle = bundle.with_schedule(Schedule.linear())
     row.forward(bundle.schedule)  # refuses solvers and methods of continuous time
     scheduler = _scheduler(bundle, row, trajectory)
-    unet = _network(bundle, row).to(device=pipeline.device, dtype=pipeline.dtype)
+    unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
 

@@ -43,7 +43,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if name not in UNETS:
             raise ValueError(f"cannot build a U-Net of class {str(name)[:80]!r}; it must be one of {', '.join(UNETS)}")
         self.backbone = Backbone.unet(UNETS[name].from_config(dict(unet)))
-        self.head = None if head is None else build_head(head)
+        self.moment_head = None if head is None else build_head(head)
         # not a buffer: a model moved to half precision would round the times with the weights
         self._time_arguments = None if time_arguments is None else torch.tensor(time_arguments, dtype=torch.float32)
 
@@ -58,7 +58,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             config.in_channels,
             config.sample_size,
         )
-        wrapped.backbone, wrapped.head = Backbone.unet(unet), head
+        wrapped.backbone, wrapped.moment_head = Backbone.unet(unet), head
         return wrapped.eval()  # type: ignore[no-any-return]
 
     def forward(
@@ -67,8 +67,8 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         """Predict at x_t (B, C, H, W) and a timestep, a number or (B,): (B, 2C, H, W), or C channels without a head."""
         output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)))
         prediction = output.output
-        if self.head is not None:
-            moment = self.head(output.features, output.time_embedding)
+        if self.moment_head is not None:
+            moment = self.moment_head(output.features, output.time_embedding)
             prediction = torch.cat([prediction[:, : sample.shape[1]], moment], dim=1)
         return UNet2DOutput(sample=prediction) if return_dict else (prediction,)
 

@@ -7,6 +7,7 @@ a discrete schedule whose alpha_bar it is matched to.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -107,7 +108,9 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
         options.update(_clip_options(data_range))
     scheduler = getattr(diffusers, row.scheduler)(**options)
     use_alpha_bar(scheduler, schedule)
-    scheduler.set_timesteps(steps)
+    with warnings.catch_warnings():  # diffusers hands tensors to numpy in a way that newer versions of it deprecate
+        warnings.filterwarnings("ignore", message="__array__ implementation", category=DeprecationWarning)
+        scheduler.set_timesteps(steps)
     return scheduler
 
 

@@ -1,0 +1,91 @@
+"""Time a sampling step against the bare network, and our sampler against diffusers' own pipeline.
+
+    python benchmarks/sampling.py path/to/unet        a UNet2DModel of the VP SDE, in diffusers' format
+
+Ratios of interleaved medians within one run: other load on the machine hits both sides alike.
+
+    step / forward          one reverse step with an NPR convolution head, at most 1.02 of the bare forward pass
+    sample / pipeline       optcov.sample with that head against DDPMPipeline with DDPMScheduler, at most 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory
+from optcov.networks import Backbone, ConvHead, HeadedNetwork
+from optcov.sampling import sample
+
+STEP_BOUND, SAMPLER_BOUND = 1.02, 1.0
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Time one call."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[float, float, float]:
+    """Median of ours over median of theirs, and both medians in seconds, in turns after a warm-up."""
+    ours(), theirs()
+    pairs = []
+    for number in range(rounds):
+        first, second = (ours, theirs) if number % 2 else (theirs, ours)
+        taken = {first: seconds(first), second: seconds(second)}
+        pairs.append((taken[ours], taken[theirs]))
+    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return mine / other, mine, other
+
+
+def main() -> None:
+    """Measure both ratios; a bound that does not hold ends with an error."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("unet", help="directory of a UNet2DModel")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+
+    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+
+    unet = UNet2DModel.from_pretrained(options.unet).eval().requires_grad_(False)
+    config = unet.config
+    head = ConvHead(config.block_out_channels[0], config.out_channels, groups=config.norm_num_groups).eval()
+    schedule = Schedule.linear()
+    network = HeadedNetwork(Backbone.unet(unet), Schedule.vp_sde(), {"npr": head}).on(schedule).eval()
+    process = ReverseProcess(network, ForwardProcess(schedule), "npr")
+    shape = (options.batch, config.in_channels, config.sample_size, config.sample_size)
+    x_t, noise = torch.randn(shape), torch.randn(shape)
+
+    @torch.no_grad()
+    def step() -> torch.Tensor:
+        return process.step_from(process.predict(x_t, 500), x_t, 500, 400).sample(noise)
+
+    @torch.no_grad()
+    def forward() -> torch.Tensor:
+        return unet(x_t, torch.full((len(x_t),), 499.0)).sample
+
+    share, mine, other = ratio(step, forward, options.rounds)
+    print(f"step / forward      {share:.3f}   ({mine:.3f} s / {other:.3f} s)   bound {STEP_BOUND}")
+
+    pipeline = DDPMPipeline(unet, DDPMScheduler())
+    pipeline.set_progress_bar_config(disable=True)
+    trajectory = Trajectory.even(schedule, options.steps)
+    whole, mine, other = ratio(
+        lambda: sample(process, trajectory, shape),
+        lambda: pipeline(options.batch, num_inference_steps=options.steps, output_type="pt"),
+        max(3, options.rounds // 2),
+    )
+    print(f"sample / pipeline   {whole:.3f}   ({mine:.3f} s / {other:.3f} s)   bound {SAMPLER_BOUND}")
+    if share > STEP_BOUND or whole > SAMPLER_BOUND:
+        raise SystemExit("a bound does not hold")
+
+
+if __name__ == "__main__":
+    main()
