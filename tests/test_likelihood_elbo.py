@@ -40,7 +40,7 @@ def reference_network(x, t):
 
 
 def reference_process(design, clip, steps=1000):
-    schedule = Schedule.linear(steps, scale=steps == 1000)
+    schedule = Schedule.linear(steps)
     gamma = 0.2 + 0.7 * torch.arange(steps + 1, dtype=torch.float64) / steps
     return ReverseProcess(
         reference_network,

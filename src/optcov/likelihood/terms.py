@@ -80,13 +80,32 @@ def transition_cost(process: ReverseProcess, seen: Observation, s: float) -> Ten
 def reconstruction_cost(
     process: ReverseProcess, seen: Observation, last_variance: str = "paper", cdf: str = "exact"
 ) -> Tensor:
-    """-log p(x_0 | x_t), (B,): a discretised Gaussian for data in a range, a density for unbounded data."""
+    """-log p(x_0 | x_t), (B,)."""
     mean = process.clean_mean(seen.prediction, seen.x_t, seen.t)
-    covariance = _last_covariance(process, seen, last_variance)
-    if process.data_range is None:
-        return -Gaussian(mean, covariance).log_prob(seen.x_0)
-    variance = covariance.diagonal(mean)  # a full covariance is scored by its marginals: bins are per pixel
-    return -sum_pixels(discretised_log_prob(seen.x_0, mean, variance, process.data_range, cdf))
+    covariance: Covariance
+    if last_variance == "own":
+        step = process.step_from(seen.prediction, seen.x_t, seen.t, 0)
+        covariance = floored(step.covariance, mean, process.data_range)
+    else:
+        covariance = Isotropic(fixed_last_variance(process.forward, seen.t, last_variance))
+    return last_step_cost(seen.x_0, Gaussian(mean, covariance), process.data_range, cdf)
+
+
+def last_step_cost(x_0: Tensor, step: Gaussian, data_range: tuple[float, float] | None, cdf: str) -> Tensor:
+    """-log p(x_0), (B,): by a discretised Gaussian for data in a range, by a density for unbounded data."""
+    if data_range is None:
+        return -step.log_prob(x_0)
+    # A full covariance is scored by its marginals, because bins are per pixel.
+    return -sum_pixels(discretised_log_prob(x_0, step.mean, step.variance, data_range, cdf))
+
+
+def floored(covariance: Covariance, like: Tensor, data_range: tuple[float, float] | None) -> Covariance:
+    """Raise variances to at least that of rounding to 8 bits, so that a last step has a density."""
+    floor = bin_half_width(data_range or (-1, 1)) ** 2 / 3
+    if isinstance(covariance, Full):
+        values, vectors = torch.linalg.eigh(covariance.matrix)
+        return Full((vectors * values.clamp(min=floor).unsqueeze(-2)) @ vectors.mT)
+    return Diagonal(covariance.diagonal(like).clamp(min=floor).expand_as(like))
 
 
 def fixed_last_variance(forward: ForwardProcess, t: float, last_variance: str) -> Tensor:
@@ -99,11 +118,6 @@ def fixed_last_variance(forward: ForwardProcess, t: float, last_variance: str) -
     if last_variance == "reference_table" and t != first_time:
         return forward.schedule.beta_bar(t)
     return first_step_variance(forward.schedule)
-
-
-def variance_floor(data_range: tuple[float, float] | None) -> float:
-    """The least variance of a last step that uses its own: that of rounding to 8 bits."""
-    return bin_half_width(data_range or (-1, 1)) ** 2 / 3
 
 
 def check_last_variance(last_variance: str) -> str:
@@ -138,18 +152,6 @@ def check_stochastic(forward: ForwardProcess) -> None:
             "at eta = 0 the variational bound is infinite: the forward process is deterministic given x_0, so its KL "
             "divergence to any Gaussian step diverges; use eta in (0, 1], or the probability-flow ODE likelihood"
         )
-
-
-def _last_covariance(process: ReverseProcess, seen: Observation, last_variance: str) -> Covariance:
-    if last_variance != "own":
-        return Isotropic(fixed_last_variance(process.forward, seen.t, last_variance))
-    covariance = process.step_from(seen.prediction, seen.x_t, seen.t, 0).covariance
-    floor = variance_floor(process.data_range)
-    if isinstance(covariance, Full):
-        values, vectors = torch.linalg.eigh(covariance.matrix)
-        return Full((vectors * values.clamp(min=floor).unsqueeze(-2)) @ vectors.mT)
-    variance = covariance.diagonal(seen.x_0).clamp(min=floor)
-    return Diagonal(variance.expand_as(seen.x_0))
 
 
 def _stream(schedule: Schedule, t: float) -> int:

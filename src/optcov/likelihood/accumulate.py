@@ -1,0 +1,197 @@
+"""What a sweep keeps: sums over images, by time and group of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.estimators import CovarianceDesign, LearnedRange
+from optcov.gaussian import ClampCounts, Covariance, Full, Gaussian, Isotropic
+from optcov.likelihood.cells import Cells, Deposit, RangeCells, VarianceCells
+from optcov.likelihood.costs import CostTable, TimeGrid
+from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.profile import Nodes
+from optcov.likelihood.terms import Observation, fixed_last_variance, floored, last_step_cost
+from optcov.reverse import ReverseProcess
+
+
+@final
+class Sums:
+    """The sums of all times done so far, G groups apart. Names of the tensors:
+
+    images, prior (G,); noise_square, residual_square (T, G); errors (T, E, G); profile/<design> (T, 1 + E, G, n);
+    last/<variance>, last/own/<design> (T, G); clamps/<design> (3,): below, above, looked at.
+    """
+
+    def __init__(
+        self,
+        process: ReverseProcess,
+        grid: TimeGrid,
+        designs: DesignSet,
+        last_variances: Sequence[str],
+        cdf: str,
+        groups: int,
+        dimensions: int,
+    ):
+        self.process, self.grid, self.designs = process, grid, designs
+        self.last_variances, self.cdf = last_variances, cdf
+        self.groups, self.dimensions = groups, dimensions
+        self.finished = 0
+        raw_noise = process.data_range is not None and not process.use_clipped_model_output
+        self.error_terms = 3 if raw_noise else 1
+        T, G = len(grid), groups
+        shapes: dict[str, tuple[int, ...]] = {
+            "images": (G,),
+            "prior": (G,),
+            "noise_square": (T, G),
+            "residual_square": (T, G),
+            "errors": (T, self.error_terms, G),
+        }
+        for name in designs.per_pixel:
+            shapes[f"profile/{name}"] = (T, 1 + self.error_terms, G, grid.nodes)
+            shapes[f"clamps/{name}"] = (3,)
+        shapes |= dict.fromkeys(self.last_names, (T, G))
+        self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        self._given = {name: torch.zeros(T, dtype=torch.float64) for name in designs.given_isotropic}
+
+    @property
+    def last_names(self) -> list[str]:
+        """Conventions of the last step that are kept."""
+        fixed = [f"last/{name}" for name in self.last_variances if name != "own"]
+        known = [*self.designs.per_pixel, *self.designs.given_isotropic] if "own" in self.last_variances else []
+        return fixed + [f"last/own/{name}" for name in known]
+
+    def column(self, i: int) -> TimeColumn:
+        """An empty column for the i-th time."""
+        return TimeColumn(self, i)
+
+    def add_images(self, prior: Tensor, group: Tensor) -> None:
+        """Count images (B,) with their prior terms."""
+        self._sums["images"] += torch.bincount(group.cpu(), minlength=self.groups)
+        self._sums["prior"] += torch.bincount(group.cpu(), prior.cpu(), self.groups)
+
+    def finish(self, i: int, column: TimeColumn) -> None:
+        """Turn a column whose images are all in into its entries of the table."""
+        for name, values in column.by_group.items():
+            self._sums[name][i] = values.cpu()
+        nodes = Nodes.covering(self.grid.steps(i), self.grid.nodes)
+        for name, deposit in column.deposits.items():
+            if len(nodes.log_ratio):
+                self._sums[f"profile/{name}"][i, :, :, : len(nodes.log_ratio)] = deposit.profile(nodes)
+        for name, counts in column.clamps.items():
+            self._sums[f"clamps/{name}"] += counts.cpu()
+        for name, variance in column.given.items():
+            self._given[name][i] = variance
+        self.finished = i + 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything, for a file."""
+        return {**self._sums, **{f"given/{name}": value for name, value in self._given.items()}}
+
+    def restore(self, tensors: Mapping[str, Tensor], finished: int) -> None:
+        """Take what a file holds."""
+        for name, value in self.tensors().items():
+            if name not in tensors or tensors[name].shape != value.shape:
+                raise ValueError(f"the state of this sweep lacks {name!r} of shape {tuple(value.shape)}; start it anew")
+            value.copy_(tensors[name])
+        self.finished = finished
+
+    def table(self) -> CostTable:
+        """The table of costs."""
+        return CostTable(
+            self.grid, self.process.data_range, self.designs.names, self.dimensions, dict(self._sums), dict(self._given)
+        )
+
+
+@final
+class TimeColumn:
+    """Sums of one time while its images stream through."""
+
+    def __init__(self, sums: Sums, i: int):
+        self._sums, self._t = sums, sums.grid.times[i]
+        self.given: dict[str, Tensor] = {}
+        self.clamps = {name: torch.zeros(3, dtype=torch.float64) for name in sums.designs.per_pixel}
+        self.by_group: dict[str, Tensor] = {}
+        self.deposits: dict[str, Deposit] = {}
+        self._steps = sums.grid.steps(i)
+
+    def add(self, seen: Observation, noise: Tensor, group: Tensor) -> None:
+        """Add a batch: what the network says of it, its noise (B, *D), and the group of each image (B,)."""
+        process, designs = self._sums.process, self._sums.designs
+        mean = process.clean_mean(seen.prediction, seen.x_t, seen.t)
+        errors = self._errors(seen, mean)
+        self._add("errors", torch.stack([error.flatten(1).sum(1) for error in errors]), group)
+        self._add("noise_square", seen.prediction.noise.square().flatten(1).mean(1), group)
+        self._add("residual_square", (noise - seen.prediction.noise).square_().flatten(1).mean(1), group)
+        for name in self._sums.last_variances:
+            if name != "own":
+                variance = Isotropic(fixed_last_variance(process.forward, seen.t, name))
+                self._add_last(f"last/{name}", seen, mean, variance, group)
+        for name, design in designs.per_pixel.items():
+            statistic, own = self._statistic(name, design, seen)
+            self._deposit(name, statistic, errors, group)
+            self._add_last(f"last/own/{name}", seen, mean, own, group)
+        for name, estimator in designs.given_isotropic.items():
+            covariance, _ = self._clean(estimator, seen)
+            self.given[name] = covariance.diagonal(mean)
+            self._add_last(f"last/own/{name}", seen, mean, covariance, group)
+
+    def _errors(self, seen: Observation, mean: Tensor) -> list[Tensor]:
+        """Squared errors of the mean, and their companions where a clipped x_0 meets raw noise: each (B, *D)."""
+        difference = seen.x_0 - mean
+        if self._sums.error_terms == 1:
+            return [difference.square_()]
+        schedule = self._sums.process.forward.schedule
+        raw = (seen.x_t - schedule.beta_bar(seen.t).sqrt() * seen.prediction.noise) / schedule.alpha_bar(seen.t).sqrt()
+        clipped_off = raw - mean
+        return [difference.square(), difference * clipped_off, clipped_off.square()]
+
+    def _statistic(self, name: str, design: CovarianceDesign, seen: Observation) -> tuple[Tensor, Covariance]:
+        """A design's statistic u of each pixel, (B, *D), and its covariance of the last step."""
+        if isinstance(design, LearnedRange):
+            forward = self._sums.process.forward
+            own, counts = design.step_covariance(seen.prediction, forward, seen.t, 0, None)
+            statistic = (seen.prediction.head("range").clamp(-1, 1) + 1) / 2
+        else:
+            own, counts = self._clean(design, seen)
+            if isinstance(own, Full):
+                raise ValueError(f"design {name!r} has a full covariance, which a sweep cannot price; score it by elbo")
+            statistic = own.diagonal(seen.x_0)
+        if counts is not None:
+            self.clamps[name] += torch.stack([counts.below, counts.above, torch.tensor(counts.total)]).cpu()
+        return statistic.expand_as(seen.x_0), own
+
+    def _clean(self, design: CovarianceDesign, seen: Observation) -> tuple[Covariance, ClampCounts | None]:
+        process = self._sums.process
+        return design.clean_covariance(seen.prediction, process.forward.schedule, seen.t, process.largest_variance)
+
+    def _deposit(self, name: str, statistic: Tensor, errors: list[Tensor], group: Tensor) -> None:
+        if len(self._steps.log_ratio) == 0:
+            return
+        if name not in self.deposits:
+            process = self._sums.process
+            cells: Cells = (
+                RangeCells(process.forward.schedule.beta_bar(self._t))
+                if isinstance(self._sums.designs.by_name[name], LearnedRange)
+                else VarianceCells(self._steps, process.largest_variance)
+            )
+            self.deposits[name] = Deposit(cells, self._sums.groups, len(errors), statistic.device)
+        self.deposits[name].add(statistic, errors, group)
+
+    def _add_last(self, name: str, seen: Observation, mean: Tensor, covariance: Covariance, group: Tensor) -> None:
+        if name in self._sums.last_names:
+            process = self._sums.process
+            if name.startswith("last/own/"):
+                covariance = floored(covariance, mean, process.data_range)
+            self._add(
+                name, last_step_cost(seen.x_0, Gaussian(mean, covariance), process.data_range, self._sums.cdf), group
+            )
+
+    def _add(self, name: str, values: Tensor, group: Tensor) -> None:
+        """Add values (..., B) to the sums (..., G) of the images' groups."""
+        if name not in self.by_group:
+            self.by_group[name] = values.new_zeros(*values.shape[:-1], self._sums.groups)
+        self.by_group[name].index_add_(-1, group, values)

@@ -1,0 +1,274 @@
+"""The sweep: one network evaluation per image and time prices every step of every design.
+
+While images stream through a time t, each design leaves sums (see `cells`); when the last image of that time is done,
+they become a profile of costs of a fixed size. Memory does not grow with the number of images. Everything kept is a sum
+over images, so that processes that each take a share of the images merge by addition.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
+
+from optcov.estimators import CovarianceDesign, PerTime
+from optcov.likelihood.accumulate import Sums, TimeColumn
+from optcov.likelihood.costs import CostTable, TimeGrid
+from optcov.likelihood.designs import DesignSet, default_designs
+from optcov.likelihood.discretised import check_cdf
+from optcov.likelihood.terms import (
+    NoiseByTime,
+    check_images,
+    check_last_variance,
+    check_stochastic,
+    observe,
+    prior_cost,
+    seeded_noise,
+)
+from optcov.reverse import ReverseProcess
+from optcov.storage import read_tensors, write_tensors
+from optcov.trajectory import CONTINUOUS_GRID
+
+
+class ImageSource(Protocol):
+    """Images that are loaded a batch at a time, such as optcov.data.ImageSet."""
+
+    def __len__(self) -> int: ...
+
+    def unit(self, index: Tensor, /) -> Tensor:
+        """Images of the given numbers in the data range, (B, *D)."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class SweepProgress:
+    """Where a sweep stands, after each batch."""
+
+    done: int  # batches, over all times
+    total: int
+    time: float  # the time t being swept
+    seconds: float  # since this run began
+    done_before: int = 0  # batches that an earlier run had finished
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated from the rate of this run."""
+        fresh = self.done - self.done_before
+        return self.seconds / fresh * (self.total - self.done) if fresh else float("inf")
+
+
+@final
+class Sweep:
+    """An iterator over the batches of a sweep; `table` is there once it is drained.
+
+    See `cost_table` for the arguments. With a state file, a run that is stopped goes on at the time it had reached,
+    and a finished one is not repeated.
+    """
+
+    def __init__(
+        self,
+        process: ReverseProcess,
+        images: Tensor | ImageSource,
+        designs: Sequence[str] | Mapping[str, CovarianceDesign] | None = None,
+        *,
+        times: Sequence[float] | None = None,
+        seed: int = 0,
+        noise: NoiseByTime | None = None,
+        last_variances: Sequence[str] = ("paper", "own"),
+        cdf: str = "exact",
+        mean_square_noise: PerTime | None = None,
+        mean_square_residual: PerTime | None = None,
+        batch_size: int = 64,
+        groups: int = 8,
+        shard: tuple[int, int] = (0, 1),
+        device: torch.device | str | None = None,
+        state: Path | None = None,
+        save_every: float = 60.0,
+    ):
+        check_stochastic(process.forward)
+        check_cdf(cdf)
+        self.last_variances = tuple(check_last_variance(name) for name in last_variances)
+        self.process, self.images, self.cdf = process, images, cdf
+        self.grid = TimeGrid(process.forward, _all_times(process) if times is None else times)
+        self.seed, self.noise, self.batch_size = seed, noise, _positive(batch_size, "batch_size")
+        self.numbers = (mean_square_noise, mean_square_residual)
+        rank, world = shard
+        if not 0 <= rank < world:
+            raise ValueError(f"shard = {shard} is not (number, count) with 0 <= number < count")
+        if len(images) < world:
+            raise ValueError(f"{len(images)} images cannot be shared among {world} processes; use fewer processes")
+        self.groups = min(_positive(groups, "groups"), len(images))
+        self.members = torch.arange(rank, len(images), world)
+        self.device, self.state, self.save_every = device, state, save_every
+        self._wanted = designs
+        self._settings = self._describe()
+        self._sums: Sums | None = None
+
+    def __len__(self) -> int:
+        return len(self.grid) * len(self._batches())
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[SweepProgress]:
+        began = saved = time.monotonic()
+        per_time = len(self._batches())
+        if self._sums is None and self.state is not None and self.state.exists():
+            self._sums = self._resume(self.state)
+        first = 0 if self._sums is None else self._sums.finished
+        for i in range(first, len(self.grid)):
+            column: TimeColumn | None = None
+            for number, index in enumerate(self._batches(), start=1):
+                column = self._visit(i, index, column)
+                seconds = time.monotonic() - began
+                done = i * per_time + number
+                if number < per_time:
+                    yield SweepProgress(done, len(self), self.grid.times[i], seconds, first * per_time)
+            assert column is not None
+            assert self._sums is not None
+            self._sums.finish(i, column)
+            if self.state is not None and (time.monotonic() - saved > self.save_every or i + 1 == len(self.grid)):
+                self._save(self.state, self._sums)
+                saved = time.monotonic()
+            yield SweepProgress(
+                (i + 1) * per_time, len(self), self.grid.times[i], time.monotonic() - began, first * per_time
+            )
+
+    @property
+    def table(self) -> CostTable:
+        """The result; an error before the sweep is drained."""
+        if self._sums is None or self._sums.finished < len(self.grid):
+            raise ValueError("the sweep is not finished; iterate over it to its end first")
+        return self._sums.table()
+
+    def _visit(self, i: int, index: Tensor, column: TimeColumn | None) -> TimeColumn:
+        t = self.grid.times[i]
+        x_0 = self._load(index)
+        if self.noise is None:
+            shape = x_0.shape[1:]
+            noise = seeded_noise(self.process.forward.schedule, self.seed, index.tolist(), shape, x_0.dtype)(t)
+        else:
+            noise = self.noise(t)[index]
+        seen = observe(self.process, x_0, t, noise)
+        if self._sums is None:
+            self._sums = self._allocate(x_0[0].numel(), list(seen.prediction.heads))
+        if column is None:
+            column = self._sums.column(i)
+        group = (index % self.groups).to(x_0.device)
+        if i == 0:
+            self._sums.add_images(prior_cost(self.process.forward, x_0), group)
+        column.add(seen, noise.to(seen.x_0), group)
+        return column
+
+    def _allocate(self, dimensions: int, heads: Sequence[str], names: Sequence[str] | None = None) -> Sums:
+        wanted = self._wanted or names or default_designs(heads, self.process.forward)
+        custom = wanted if isinstance(wanted, Mapping) else None
+        designs = DesignSet(list(wanted), self.process.forward, *self.numbers, custom)
+        return Sums(self.process, self.grid, designs, self.last_variances, self.cdf, self.groups, dimensions)
+
+    def _resume(self, path: Path) -> Sums:
+        tensors, metadata = read_tensors(path)
+        found = json.loads(metadata.get("settings", "{}"))
+        for name, value in self._settings.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{path} belongs to another sweep: its {name} is {found.get(name)}, here it is {value}; "
+                    f"repeat that sweep's settings, or choose another file"
+                )
+        sums = self._allocate(int(metadata["dimensions"]), [], json.loads(metadata["designs"]))
+        sums.restore(tensors, int(metadata["finished"]))
+        return sums
+
+    def _save(self, path: Path, sums: Sums) -> None:
+        metadata = {
+            "settings": json.dumps(self._settings),
+            "designs": json.dumps(sums.designs.names),
+            "dimensions": str(sums.dimensions),
+            "finished": str(sums.finished),
+        }
+        write_tensors(path, sums.tensors(), metadata)
+
+    def _describe(self) -> dict[str, Any]:
+        """What must agree for a sweep to go on where another one stopped."""
+        first = self._load(self.members[:1])
+        return {
+            "forward process": f"{self.process.forward.schedule!r}, eta {self.process.forward.eta}",
+            "data range": None if self.process.data_range is None else [float(end) for end in self.process.data_range],
+            "times": [len(self.grid), *self.grid.times[:3], *self.grid.times[-3:]],
+            "seed": self.seed,
+            "groups": self.groups,
+            "images": [len(self.images), len(self.members), float(first.double().sum())],
+            "designs": None if self._wanted is None else list(self._wanted),
+            "last variances": list(self.last_variances),
+            "cdf": self.cdf,
+        }
+
+    def _load(self, index: Tensor) -> Tensor:
+        x_0 = self.images[index] if isinstance(self.images, Tensor) else self.images.unit(index)
+        check_images(x_0, self.process.data_range)
+        return x_0 if self.device is None else x_0.to(self.device)
+
+    def _batches(self) -> list[Tensor]:
+        return [self.members[start : start + self.batch_size] for start in range(0, len(self.members), self.batch_size)]
+
+
+def cost_table(
+    process: ReverseProcess,
+    images: Tensor | ImageSource,
+    designs: Sequence[str] | Mapping[str, CovarianceDesign] | None = None,
+    *,
+    progress: Callable[[SweepProgress], None] | None = None,
+    **options: Any,
+) -> CostTable:
+    """Price every step of every design by one network evaluation per image and time.
+
+    process: its network, forward process and data range are used; its own covariance does not matter.
+    images: (n, *D), or a source of batches. designs: names, or estimator objects by name; by default all that need
+    no head and those whose head the network has.
+
+    times: a sub-grid of times that ends at the final one; default all of them, for real times i / 1000.
+    seed: noise depends on (seed, image, t) alone; `elbo` with the same seed sees the same. noise: callable t -> noise
+    of all images, instead. last_variances, cdf: conventions of the last step to keep, as in `elbo`.
+    mean_square_noise, mean_square_residual: numbers per time of "analytic" and "npr_isotropic"; default the sweep's.
+    groups: how many groups of images are kept apart for standard errors. shard: (number, count), to sweep one share
+    of the images and `merge` the tables. state: file to go on from after a stop. progress: called after each batch.
+
+    >>> from optcov import ForwardProcess, Schedule, Trajectory, oracle
+    >>> schedule = Schedule.linear()
+    >>> data = oracle.GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], [0.01, 0.01])
+    >>> process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), data_range=None)
+    >>> table = cost_table(process, data.sample(16), ["npr"], times=range(50, 1001, 50))
+    >>> [len(table.optimal_all("npr", 10)[K]) for K in (1, 10)]
+    [1, 10]
+    """
+    sweep = Sweep(process, images, designs, **options)
+    for step in sweep:
+        if progress is not None:
+            progress(step)
+    return sweep.table
+
+
+def merge(tables: Sequence[CostTable]) -> CostTable:
+    """Join the tables of several shards of one set of images: their sums add up."""
+    first = tables[0]
+    for table in tables[1:]:
+        if (table.grid.times, table.designs, table.dimensions) != (first.grid.times, first.designs, first.dimensions):
+            raise ValueError("tables of different times, designs or image sizes cannot be merged; sweep them alike")
+    sums = {name: torch.stack([table.sums[name] for table in tables]).sum(0) for name in first.sums}
+    return replace(first, sums=sums)
+
+
+def _all_times(process: ReverseProcess) -> list[float]:
+    steps = process.forward.schedule.steps
+    return list(range(1, steps + 1)) if steps else [i / CONTINUOUS_GRID for i in range(1, CONTINUOUS_GRID + 1)]
+
+
+def _positive(value: int, name: str) -> int:
+    if value < 1:
+        raise ValueError(f"{name} = {value} must be at least 1")
+    return value
