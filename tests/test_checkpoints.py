@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from diffusers import UNet2DModel
 from diffusers.models.resnet import ResnetBlock2D
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from optcov.checkpoints import SOURCES, CheckpointError, export_checkpoint, impo
 from optcov.checkpoints.architecture import Architecture, unet_config
 from optcov.checkpoints.layout import HeadwiseQkv, export_state
 from optcov.checkpoints.sources import FAMILIES, find_family
-from optcov.networks import Backbone
+from optcov.networks import Backbone, ConvHead, DenseHead
 from optcov.networks.paper_unet import PaperUNet
 from optcov.schedule import Schedule
 
@@ -83,14 +84,26 @@ def test_export_gives_back_the_authors_file(tmp_path, network):
     state = golden_state(network)
     _, options, _ = CASES[network]
     model = imported(tmp_path, state, **options)
-    exported = export_checkpoint(model, options.get("head"))
+    exported = export_checkpoint(model.unet, model.heads.get(options.get("head")))
     assert {key: value.shape for key, value in exported.items()} == {k: v.shape for k, v in state.items()}
     for key, value in exported.items():
         assert key == "sigmas" or torch.equal(value, state[key]), key
 
 
+def test_only_what_the_authors_could_load_is_exported(tmp_path):
+    unet = imported(tmp_path, golden_state(LSUN)).unet
+    with pytest.raises(CheckpointError, match='ends by .exp.; fit it with loss="mse"'):
+        export_checkpoint(unet, ConvHead(32, 3))
+    with pytest.raises(CheckpointError, match="ddpm has no keys for a head of kind 'dense'"):
+        export_checkpoint(unet, DenseHead(32, 3))
+    with pytest.raises(CheckpointError, match="this UNet2DModel is none of the paper's networks"):
+        export_checkpoint(
+            UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",))
+        )
+
+
 def test_exported_sigmas_are_the_constant_of_score_sde(tmp_path):
-    sigmas = export_checkpoint(imported(tmp_path, golden_state(VP_SDE)))["sigmas"]
+    sigmas = export_checkpoint(imported(tmp_path, golden_state(VP_SDE)).unet)["sigmas"]
     assert (sigmas.dtype, len(sigmas)) == (torch.float64, 1000)
     assert [float(sigmas[0]), float(sigmas[-1])] == pytest.approx([50.0, 0.01])
     assert torch.allclose(sigmas[1:] / sigmas[:-1], sigmas[1] / sigmas[0])
@@ -183,7 +196,7 @@ def test_residual_heads_are_known_as_sn_and_agree_with_diffusers_block(tmp_path,
     features, time = torch.randn(2, 32, 8, 8), torch.randn(2, 128)
     with torch.no_grad():
         assert torch.allclose(model.heads["sn"](features, time), expected(features, time), atol=1e-5)
-    exported = export_checkpoint(model, "sn")
+    exported = export_checkpoint(model.unet, model.heads["sn"])
     assert all(torch.equal(exported[key], value) for key, value in state.items())
 
 
@@ -256,6 +269,9 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     state = golden_state(LSUN)
     state["conv_in.bias"] = torch.full((32,), torch.nan)
     with pytest.raises(CheckpointError, match=r"conv_in.bias holds NaN or infinite numbers"):
+        imported(tmp_path, state)
+    state["conv_in.bias"] = torch.ones(32, dtype=torch.int64)
+    with pytest.raises(CheckpointError, match=r"conv_in.bias holds torch.int64, not floating-point numbers"):
         imported(tmp_path, state)
 
 

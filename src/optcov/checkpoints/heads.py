@@ -62,7 +62,7 @@ def export_head(family: Family, head: Head) -> dict[str, Tensor]:
     if head.transform != "linear":
         raise CheckpointError(
             f"the authors' heads end linearly, but this one ends by {head.transform!r}; "
-            f"fit it with the linear output (optcov fit --loss mse) to export it"
+            'fit it with loss="mse" to export it'
         )
     return export_state(_table(family, head.kind), head.state_dict())
 

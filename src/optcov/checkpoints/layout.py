@@ -124,11 +124,13 @@ def import_state(table: Table, foreign: State, empty: State) -> dict[str, Tensor
     result: dict[str, Tensor] = {}
     for entry in table:
         values = foreign[entry.foreign]
-        if not bool(values.isfinite().all()):
-            raise CheckpointError(f"{entry.foreign} holds NaN or infinite numbers; the file is damaged")
+        if not values.is_floating_point():
+            raise CheckpointError(f"{entry.foreign} holds {values.dtype}, not floating-point numbers")
         for name, part in zip(entry.ours, entry.layout.to_ours(values), strict=True):
             # a copy: the file is only mapped into memory, and may change after the import
             result[name] = torch.empty(part.shape, dtype=torch.float32).copy_(part)
+            if not bool(result[name].isfinite().all()):
+                raise CheckpointError(f"{entry.foreign} holds NaN or infinite numbers; the file is damaged")
     return result
 
 

@@ -14,7 +14,7 @@ from optcov.checkpoints import heads as head_files
 from optcov.checkpoints.architecture import Architecture, Family, unet_config
 from optcov.checkpoints.files import CheckpointError, naming, read_file
 from optcov.checkpoints.layout import State, check_keys, export_state, import_state
-from optcov.checkpoints.sources import FAMILIES, SOURCES, Source, find_family, find_source
+from optcov.checkpoints.sources import FAMILIES, Source, find_family, find_source
 from optcov.checkpoints.wrappers import unwrap
 from optcov.networks import Head, TimeArgument
 from optcov.schedule import Schedule
@@ -136,20 +136,25 @@ def build_unet(family: Family, plan: Architecture, source: Source, image_size: i
     return unet.eval()
 
 
-def export_checkpoint(model: ImportedModel, head: str | None = None) -> dict[str, Tensor]:
-    """The state_dict of an imported model in its authors' layout, with one head or none."""
-    if model.source not in SOURCES:
-        raise CheckpointError(
-            f"{model.source!r} is none of the paper's networks; save it by diffusers' save_pretrained"
-        )
-    family = SOURCES[model.source].family
+def export_checkpoint(unet: Any, head: Head | None = None) -> dict[str, Tensor]:
+    """The state_dict of an imported network in its authors' layout, with one head or none.
+
+    unet and head may also come from a bundle: others can then use a head that was fitted here.
+    """
+    family = _family_of(unet)
     state = {name: make() for name, make in family.constants.items()}
-    state |= export_state(family.table(_plan_of(model.unet)), model.unet.state_dict())
-    if head is not None:
-        if head not in model.heads:
-            raise CheckpointError(f"there is no head {head!r}; there are: {', '.join(model.heads) or 'none'}")
-        state |= head_files.export_head(family, model.heads[head])
-    return state
+    state |= export_state(family.table(_plan_of(unet)), unet.state_dict())
+    return state if head is None else state | head_files.export_head(family, head)
+
+
+def _family_of(unet: Any) -> Family:
+    for family in FAMILIES:
+        if all(unet.config.get(name) == value for name, value in family.config.items()):
+            return family
+    raise CheckpointError(
+        f"this {type(unet).__name__} is none of the paper's networks, so nobody's keys fit it; "
+        f"save it by diffusers' save_pretrained"
+    )
 
 
 def _plan_of(unet: Any) -> Architecture:
