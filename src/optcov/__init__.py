@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from optcov import oracle
+    from optcov import integrations, oracle
+    from optcov.bundle import Bundle, load
     from optcov.forward import Bridge, ForwardProcess
     from optcov.gaussian import Gaussian, kl_divergence
+    from optcov.likelihood import CostTable, ElboTerms, cost_table, elbo
     from optcov.methods import METHODS
     from optcov.prediction import NoisePrediction
     from optcov.reverse import ReverseProcess
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Bridge": "forward",
+    "Bundle": "bundle",
+    "CostTable": "likelihood",
+    "ElboTerms": "likelihood",
     "ForwardProcess": "forward",
     "Gaussian": "gaussian",
     "METHODS": "methods",
@@ -30,23 +35,33 @@ _HOMES = {
     "ReverseProcess": "reverse",
     "Schedule": "schedule",
     "Trajectory": "trajectory",
+    "cost_table": "likelihood",
+    "elbo": "likelihood",
     "generate": "sampling",
     "kl_divergence": "gaussian",
+    "load": "bundle",
     "sample": "sampling",
 }
-_MODULES = ("oracle",)
+_MODULES = ("integrations", "oracle")
 
 __all__ = [
     "METHODS",
     "Bridge",
+    "Bundle",
+    "CostTable",
+    "ElboTerms",
     "ForwardProcess",
     "Gaussian",
     "NoisePrediction",
     "ReverseProcess",
     "Schedule",
     "Trajectory",
+    "cost_table",
+    "elbo",
     "generate",
+    "integrations",
     "kl_divergence",
+    "load",
     "oracle",
     "sample",
 ]
