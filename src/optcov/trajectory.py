@@ -70,38 +70,56 @@ class Trajectory:
 
     @staticmethod
     def optimal(costs: np.ndarray[Any, Any], K: int) -> Trajectory:
-        """The K times with the least total cost; costs[s, t] is (N + 1, N + 1), used where s < t."""
-        return Trajectory.optimal_all(costs, K)[K]
+        """The K times with the least total cost; costs[s, t] is (N + 1, N + 1), used where s < t; infinite forbids."""
+        found = Trajectory.optimal_all(costs, K)
+        if K not in found:
+            raise ValueError(
+                f"no trajectory of {K} times has a finite cost; allow more steps by finite costs, or choose one of "
+                f"the lengths {min(found)}..{max(found)}"
+            )
+        return found[K]
 
     @staticmethod
     def optimal_all(costs: np.ndarray[Any, Any], K_max: int) -> dict[int, Trajectory]:
-        """The best trajectory of every length 1..K_max, from one dynamic program of K_max rows."""
-        best_previous = _best_previous_times(_check_costs(costs, K_max), K_max)
-        return {K: Trajectory(_walk_back(best_previous, K)) for K in range(1, K_max + 1)}
+        """The best trajectory of every length 1..K_max, from one dynamic program of K_max rows.
+
+        Among equally good ones it takes, from the end backwards, the longest step. Lengths at which every trajectory
+        takes a forbidden step (of infinite cost) are left out.
+        """
+        best_previous, totals = _best_previous_times(_check_costs(costs, K_max), K_max)
+        possible = [K for K in range(1, K_max + 1) if np.isfinite(totals[K - 1])]
+        if not possible:
+            raise ValueError(
+                f"no trajectory of up to {K_max} times reaches the end at a finite cost; infinite costs forbid them all"
+            )
+        return {K: Trajectory(_walk_back(best_previous, K)) for K in possible}
 
 
-def _best_previous_times(costs: np.ndarray[Any, Any], K_max: int) -> np.ndarray[Any, Any]:
-    """Row k - 1, entry t: the time before t on the cheapest path of k steps from 0 to t."""
+def _best_previous_times(costs: np.ndarray[Any, Any], K_max: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Row k - 1, entry t: the time before t on the cheapest path of k steps from 0 to t; and the cost of k steps to N.
+
+    Rows are computed for all ends at once, in blocks that fit into the cache: O(K_max N^2) additions, O(N^2) memory.
+    """
     N = len(costs) - 1
-    by_end = np.ascontiguousarray(costs.T)  # row t holds the costs of all s, so that the minimum runs over memory
+    by_end = np.where(np.tri(N + 1, k=-1, dtype=bool), costs.T, np.inf)  # row t: costs of all s < t, contiguous
     total = by_end[:, 0].copy()  # of one step from 0
-    total[0] = np.inf
     previous = np.zeros((K_max, N + 1), dtype=np.int16 if N < 2**15 else np.int32)
-    block = max(1, 2**17 // (N + 1))  # rows that fit into the cache together
+    to_end = np.full(K_max, np.inf)
+    to_end[0] = total[N]
+    block = max(1, 2**16 // (N + 1))
     scratch = np.empty((block, N + 1))
+    rows = np.arange(block)
     for k in range(1, K_max):
-        shorter = total
-        total = np.full(N + 1, np.inf)
+        shorter, total = total, np.full(N + 1, np.inf)
         for start in range(k + 1, N + 1, block):  # k + 1 steps reach at least time k + 1
             stop = min(start + block, N + 1)
             s = slice(k, stop - 1)  # the time before: at least k, at most the last end - 1
             sums = np.add(by_end[start:stop, s], shorter[s], out=scratch[: stop - start, : stop - 1 - k])
-            ends, columns = np.arange(start, stop), np.arange(k, stop - 1)
-            sums[columns[None, :] >= ends[:, None]] = np.inf
             choice = sums.argmin(1)
             previous[k, start:stop] = choice + k
-            total[start:stop] = sums[np.arange(stop - start), choice]
-    return previous
+            total[start:stop] = sums[rows[: stop - start], choice]
+        to_end[k] = total[N]
+    return previous, to_end
 
 
 def _walk_back(best_previous: np.ndarray[Any, Any], K: int) -> list[int]:
@@ -117,10 +135,12 @@ def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
         raise ValueError(f"costs must be an (N + 1, N + 1) array, got shape {costs.shape}")
     if not 1 <= K < len(costs):
         raise ValueError(f"K = {K} is outside 1..{len(costs) - 1}; a trajectory cannot visit more times than there are")
-    bad = np.argwhere(np.triu(np.isnan(costs), 1))
+    bad = np.argwhere(np.triu(~(costs > -np.inf), 1))
     if len(bad):
         s, t = bad[0]
-        raise ValueError(f"costs[{s}, {t}] is NaN; every step s < t needs a cost (use infinity to forbid one)")
+        raise ValueError(
+            f"costs[{s}, {t}] is {costs[s, t]}; every step s < t needs a cost (use plus infinity to forbid one)"
+        )
     return costs
 
 
