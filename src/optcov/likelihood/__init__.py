@@ -3,6 +3,7 @@
 from optcov.likelihood.costs import CostTable
 from optcov.likelihood.discretised import discretised_log_prob
 from optcov.likelihood.elbo import ElboTerms, elbo
+from optcov.likelihood.ode import OdeLikelihood, ode_likelihood
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
 from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, merge
 
@@ -11,6 +12,7 @@ __all__ = [
     "ElboTerms",
     "Estimate",
     "ImageSource",
+    "OdeLikelihood",
     "Sweep",
     "SweepProgress",
     "cost_table",
@@ -18,5 +20,6 @@ __all__ = [
     "elbo",
     "estimate",
     "merge",
+    "ode_likelihood",
     "paired_difference",
 ]
