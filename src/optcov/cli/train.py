@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def command(
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, ..."),
-    out: Path = typer.Option(
-        ..., help="Run directory; a run that was stopped goes on from its last checkpoint."
-    ),
+    out: Path = typer.Option(..., help="Run directory; a run that was stopped goes on from its last checkpoint."),
     steps: int = typer.Option(100_000, help="Training steps."),
     batch_size: int = typer.Option(128, help="Images per step, over all processes."),
     learning_rate: float = typer.Option(2e-4, help="Peak learning rate of AdamW."),
@@ -74,24 +72,18 @@ def show(records: Iterable[StepRecord], total: int, what: str) -> None:
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
     )
-    with Progress(
-        *columns, TimeRemainingColumn(), console=errors, disable=not errors.is_terminal
-    ) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=errors, disable=not errors.is_terminal) as progress:
         task = progress.add_task(what, total=total, state="")
         for record in records:
             state = f"loss {record.loss:.4f}  lr {record.learning_rate:.2e}  {record.images_per_second:.1f} images/s"
             progress.update(task, completed=record.step, state=state)
             if not errors.is_terminal and (record.step % 50 == 0 or record.step == total):
                 left = f"{record.seconds_left / 60:.1f} min left"
-                errors.print(
-                    f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True
-                )
+                errors.print(f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(
-            f"channels {text!r} are not whole numbers separated by commas, such as 32,64,96"
-        ) from error
+        raise ValueError(f"channels {text!r} are not whole numbers separated by commas, such as 32,64,96") from error

@@ -1,7 +1,7 @@
 """Networks: a backbone with tapped features, heads on them, and the times they were trained on."""
 
 from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
-from optcov.networks.heads import ConvHead, DenseHead, Head, ResidualHead, build_head, head_config
+from optcov.networks.heads import ConvHead, DenseHead, Head, ResidualHead, TimedHead, build_head, head_config
 from optcov.networks.network import HeadedNetwork
 from optcov.networks.times import TimeArgument, TimeMatch
 
@@ -15,6 +15,7 @@ __all__ = [
     "ResidualHead",
     "TimeArgument",
     "TimeMatch",
+    "TimedHead",
     "build_head",
     "fingerprint",
     "head_config",

@@ -102,16 +102,18 @@ class HeadedNetwork(nn.Module):
             per_sample(level, x_t) for level in (self.schedule.alpha_bar(t), self.schedule.beta_bar(t))
         )
         power = alpha_bar + beta_bar  # 1, unless the schedule in use is not variance-preserving
-        return to_noise(
-            raw, x_t / torch.sqrt(power), alpha_bar / power, beta_bar / power, self.parameterisation
-        )
+        return to_noise(raw, x_t / torch.sqrt(power), alpha_bar / power, beta_bar / power, self.parameterisation)
 
     def predict_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> NoisePrediction:
         """Noise and heads from a backbone pass at hand."""
-        heads = {name: head(output.features, output.time_embedding) for name, head in self.heads.items()}
+        noise = self.noise_from(output, x_t, t)
+        log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32).expand(len(x_t))
+        heads = {
+            name: head(output.features, output.time_embedding, log_snr, noise) for name, head in self.heads.items()
+        }
         if self.learned_range:
             heads["range"] = output.output[:, x_t.shape[1] :]
-        return NoisePrediction(self.noise_from(output, x_t, t), heads)
+        return NoisePrediction(noise, heads)
 
 
 def _channel_remedy(returned: int, images: int) -> str:

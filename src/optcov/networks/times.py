@@ -68,7 +68,8 @@ class TimeMatch:
             raise ValueError(
                 f"cannot match times to {native!r}; the network's own schedule must be variance-preserving"
             )
-        self.schedule, self.native = schedule, native
+        self.schedule = schedule
+        self.native: DiscreteSchedule | VPSchedule = native
         first = 1.0 if native.steps else FIRST_TIME
         self._highest = float(native.log_snr(first))
         self._lowest = float(native.log_snr(native.final_time))
@@ -79,8 +80,12 @@ class TimeMatch:
         log_snr = self.schedule.log_snr(t)
         inside = log_snr.clamp(self._lowest, self._highest)
         self._warn_once(log_snr, inside)
+        return self.at_level(inside)
+
+    def at_level(self, log_snr: Tensor) -> Tensor:
+        """Native time of a log-SNR that the native schedule has."""
         # log alpha_bar = -log(1 + 1 / snr) for every variance-preserving schedule
-        return _time_of(self.native, -torch.nn.functional.softplus(-inside))
+        return _time_of(self.native, -torch.nn.functional.softplus(-log_snr))
 
     def _warn_once(self, log_snr: Tensor, inside: Tensor) -> None:
         if self._warned or not bool(((log_snr - inside).abs() > TOLERANCE).any()):
@@ -98,9 +103,7 @@ def _time_of(schedule: DiscreteSchedule | VPSchedule, log_alpha_bar: Tensor) -> 
     if isinstance(schedule, VPSchedule):
         decay, slope = -log_alpha_bar, schedule.beta_max - schedule.beta_min
         root = torch.sqrt(schedule.beta_min**2 + 2 * slope * decay)
-        return (
-            2 * decay / (schedule.beta_min + root)
-        )  # the quadratic's positive root, in the form without cancellation
+        return 2 * decay / (schedule.beta_min + root)  # the quadratic's positive root, in the form without cancellation
     levels = schedule.log_alpha_bar(torch.arange(len(schedule.betas) + 1)).numpy()
     times = np.interp(-log_alpha_bar.numpy(), -levels, np.arange(len(levels), dtype=np.float64))
     return torch.as_tensor(times)

@@ -88,9 +88,7 @@ class CheckpointStore:
                 self.path(step).unlink(missing_ok=True)
 
 
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, names: Mapping[Any, str]
-) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:
     """An optimizer's state by parameter name, as "<parameter>/<quantity>"."""
     return {
         f"{names[parameter]}/{quantity}": value
@@ -107,9 +105,7 @@ def restore_optimizer(
         name, _, quantity = key.rpartition("/")
         parameter = parameters[name]
         place = (
-            torch.empty_like(parameter)
-            if value.shape == parameter.shape and value.ndim
-            else torch.empty_like(value)
+            torch.empty_like(parameter) if value.shape == parameter.shape and value.ndim else torch.empty_like(value)
         )
         optimizer.state[parameter][quantity] = place.copy_(value)
 
@@ -118,9 +114,7 @@ def copy_into(parameters: Mapping[str, Tensor], saved: Mapping[str, Tensor], wha
     """Overwrite parameters in place; names and shapes must agree."""
     if parameters.keys() != saved.keys():
         different = sorted(parameters.keys() ^ saved.keys())
-        raise TrainingError(
-            f"the {what} of the checkpoint belong to another model: {different[:5]} are not in both"
-        )
+        raise TrainingError(f"the {what} of the checkpoint belong to another model: {different[:5]} are not in both")
     with torch.no_grad():
         for name, parameter in parameters.items():
             if parameter.shape != saved[name].shape:

@@ -41,9 +41,7 @@ class TrainingConfig:
             if not 0 < getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} = {getattr(self, name)} must be a positive number")
         if not 0 <= self.ema < 1:
-            raise TrainingError(
-                f"ema = {self.ema} is outside [0, 1); 0.9999 averages over about 10,000 steps"
-            )
+            raise TrainingError(f"ema = {self.ema} is outside [0, 1); 0.9999 averages over about 10,000 steps")
         if self.decay not in ("cosine", "constant"):
             raise TrainingError(f'unknown decay {self.decay!r}; choose "cosine" or "constant"')
 

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from optcov.storage import directory_lock, write_bytes
+from optcov.storage import directory_lock
 from optcov.training.batches import Batches
 from optcov.training.checkpoint import (
     Checkpoint,
@@ -29,6 +29,7 @@ from optcov.training.checkpoint import (
     restore_optimizer,
 )
 from optcov.training.config import TrainingConfig, TrainingError
+from optcov.training.journal import Journal
 
 Score = Callable[[], float]  # of the averaged weights, which are in the model while it runs; lower is better
 
@@ -86,26 +87,25 @@ class Training:
             self._resume()
             self.objective.train()
             started, first = time.monotonic(), self.step
-            with _JsonLines(
-                self.directory / "metrics.jsonl", self.step, self.accelerator.is_main_process
-            ) as log:
-                while self.step < self.config.steps:
-                    self.step += 1
-                    loss, norm = self._one_step()
-                    seconds = (time.monotonic() - started) / (self.step - first)
-                    record = StepRecord(
-                        self.step,
-                        loss,
-                        self.config.learning_rate_at(self.step),
-                        norm,
-                        self.config.batch_size / seconds,
-                        seconds * (self.config.steps - self.step),
-                    )
-                    if self.step % self.config.log_every == 0 or self.step == self.config.steps:
-                        log.write(asdict(record))
-                    if self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps:
-                        self._checkpoint(log)
-                    yield record
+            log = self._journal()
+            while self.step < self.config.steps:
+                self.step += 1
+                loss, norm = self._one_step()
+                seconds = (time.monotonic() - started) / (self.step - first)
+                record = StepRecord(
+                    self.step,
+                    loss,
+                    self.config.learning_rate_at(self.step),
+                    norm,
+                    self.config.batch_size / seconds,
+                    seconds * (self.config.steps - self.step),
+                )
+                last = self.step == self.config.steps
+                if log is not None and (last or self.step % self.config.log_every == 0):
+                    log.append(asdict(record))
+                if last or self.step % self.config.checkpoint_every == 0:
+                    self._checkpoint(log)
+                yield record
             copy_into(self.parameters, self.average, "averaged weights")
 
     def _one_step(self) -> tuple[float, float]:
@@ -135,19 +135,29 @@ class Training:
             f"lower the learning rate, or look for bad values in the data"
         )
 
-    def _checkpoint(self, log: _JsonLines) -> None:
+    def _journal(self) -> Journal | None:
+        """The metrics so far, without those that a killed run wrote beyond its last checkpoint."""
+        if not self.accelerator.is_main_process:
+            return None
+        path = self.directory / "metrics.jsonl"
+        return Journal(path, keep=lambda line: line["step"] <= self.step)
+
+    def _checkpoint(self, log: Journal | None) -> None:
         if self.score is not None:
             with self.averaged():
                 value = float(self.score())
-            log.write({"step": self.step, "score": value})
-            if math.isfinite(value) and (self.best is None or value < self.best[1]):
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"the score of the samples at step {self.step} is {value}; check the score function"
+                )
+            if log is not None:
+                log.append({"step": self.step, "score": value})
+            if self.best is None or value < self.best[1]:
                 self.best = (self.step, value)
         if self.accelerator.is_main_process:
             names = {parameter: name for name, parameter in self.parameters.items()}
             state = optimizer_tensors(self.optimizer.optimizer, names)
-            self.store.save(
-                Checkpoint(self.step, self.parameters, self.average, state, self.identity, self.best)
-            )
+            self.store.save(Checkpoint(self.step, self.parameters, self.average, state, self.identity, self.best))
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
@@ -181,37 +191,3 @@ class Training:
         finally:
             copy_into(self.parameters, kept, "weights")
             self.objective.train()
-
-
-class _JsonLines:
-    """A file of one JSON document per line; what a killed run wrote beyond its checkpoint is dropped."""
-
-    def __init__(self, path: Path, step: int, active: bool):
-        self.active = active
-        if active:
-            write_bytes(path, "".join(_lines_until(path, step)).encode())
-            self._stream = path.open("a", encoding="utf-8")
-
-    def write(self, content: Mapping[str, Any]) -> None:
-        if self.active:
-            self._stream.write(json.dumps(content) + "\n")
-            self._stream.flush()
-
-    def __enter__(self) -> _JsonLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.active:
-            self._stream.close()
-
-
-def _lines_until(path: Path, step: int) -> Iterator[str]:
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            kept = json.loads(line)["step"] <= step
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line of a killed run may be cut off
-        if kept:
-            yield line + "\n"

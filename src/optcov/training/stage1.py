@@ -15,9 +15,10 @@ from typing import Any, final
 
 import torch
 
+from optcov.bundle.weights import save_unet
 from optcov.data import ImageSet
 from optcov.networks import Backbone, HeadedNetwork
-from optcov.networks.unet import build_unet, save_unet
+from optcov.networks.unet import build_unet
 from optcov.schedule import Schedule
 from optcov.storage import write_json
 from optcov.training.batches import Batches

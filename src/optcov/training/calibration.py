@@ -1,0 +1,83 @@
+"""Calibration: is the squared residual that a head predicts the one that is measured? In noise units, by decile of t."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.forward import ForwardProcess
+from optcov.networks import HeadedNetwork
+from optcov.training.batches import Batches, Source
+from optcov.training.config import TrainingError
+from optcov.training.objectives import look
+from optcov.training.targets import npr_target, sn_target
+
+_TARGETS = {"npr": npr_target, "sn": sn_target}
+
+
+@final
+@dataclass(frozen=True)
+class Calibration:
+    """Means over images, noise and pixels in each part of the times."""
+
+    edges: Tensor  # times between the parts, (parts + 1,)
+    predicted: Tensor  # mean of the head, (parts,)
+    measured: Tensor  # mean of its target, (parts,)
+    error: Tensor  # standard error of predicted / measured, (parts,)
+
+    @property
+    def ratio(self) -> Tensor:
+        """predicted / measured, (parts,); 1 is calibrated."""
+        return self.predicted / self.measured
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        names = ("edges", "predicted", "measured", "ratio", "error")
+        return {name: [float(f"{value:.6g}") for value in getattr(self, name).tolist()] for name in names}
+
+
+@torch.no_grad()
+def calibrate(
+    network: HeadedNetwork,
+    source: Source,
+    head: str = "npr",
+    samples: int = 2048,
+    parts: int = 10,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Calibration:
+    """Compare a head's predictions with its targets on held-out data, at times drawn as in training."""
+    if head not in _TARGETS:
+        raise TrainingError(f"calibration is defined for the heads {', '.join(_TARGETS)}, not {head!r}")
+    network.eval()
+    process = ForwardProcess(network.schedule)
+    batches = Batches(source, network.schedule, batch_size, seed)
+    times, predicted, measured = [], [], []
+    for number in range(1, max(1, round(samples / batch_size)) + 1):
+        batch = batches(number)
+        situation, output = look(network, process, batch)
+        prediction = network.predict_from(output, situation.x_t, batch.times)
+        times.append(batch.times.double())
+        predicted.append(prediction.head(head).double().flatten(1).mean(1))
+        measured.append(_TARGETS[head](situation).target.double().flatten(1).mean(1))
+    return _pool(torch.cat(times), torch.cat(predicted), torch.cat(measured), network.schedule.final_time, parts)
+
+
+def _pool(times: Tensor, predicted: Tensor, measured: Tensor, final_time: float, parts: int) -> Calibration:
+    edges = torch.linspace(0, final_time, parts + 1, dtype=torch.float64)
+    part_of = (times / final_time * parts).ceil().long().clamp(1, parts) - 1
+    columns = []
+    for part in range(parts):
+        p, m = predicted[part_of == part], measured[part_of == part]
+        if len(p) < 2:
+            raise TrainingError(
+                f"no more than {len(p)} samples fell into part {part + 1} of the times; use more samples"
+            )
+        ratio = p.mean() / m.mean()
+        error = (p - ratio * m).std() / len(p) ** 0.5 / m.mean()  # of a ratio of means, to first order
+        columns.append(torch.stack([p.mean(), m.mean(), error]))
+    means = torch.stack(columns)
+    return Calibration(edges, means[:, 0], means[:, 1], means[:, 2])

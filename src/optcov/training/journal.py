@@ -1,0 +1,61 @@
+"""A journal: one JSON document per line, appended as work is done, read again by a run that goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, final
+
+from optcov.storage import StorageError, write_bytes
+from optcov.training.config import TrainingError
+
+
+@final
+class Journal:
+    """Lines of JSON in a file.
+
+    identity: what the lines belong to; it is the file's first line, and a file with another one is refused.
+    keep: lines of an earlier run that are not kept are dropped.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any] | None = None,
+        keep: Callable[[Any], bool] = lambda _line: True,
+    ):
+        self.path = Path(path)
+        self._header = [] if identity is None else [json.dumps({"identity": identity}, sort_keys=True)]
+        found = list(self._whole_lines())
+        if found and self._header and json.dumps(found[0], sort_keys=True) != self._header[0]:
+            raise TrainingError(
+                f"{self.path} belongs to another run: it says {json.dumps(found[0])[:300]}, "
+                f"this one is {self._header[0][:300]}; use the settings of that run, or another directory"
+            )
+        kept = [json.dumps(line) for line in found[len(self._header) :] if keep(line)]
+        write_bytes(self.path, "".join(f"{line}\n" for line in [*self._header, *kept]).encode())
+
+    def read(self) -> list[Any]:
+        """What the journal holds so far."""
+        return list(self._whole_lines())[len(self._header) :]
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a line; it is on its way to the disk when this returns."""
+        try:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def _whole_lines(self) -> Iterator[Any]:
+        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):  # a killed run may have cut its last line short
+                yield self._parse(line)
+
+    def _parse(self, line: str) -> Any:
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise StorageError(f"{self.path} holds a line that is no JSON: {line[:80]!r}") from error
