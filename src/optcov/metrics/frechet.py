@@ -1,9 +1,9 @@
 """The Frechet distance between two Gaussians fitted to features, with its error and its limit of many samples.
 
-    d^2 = |a - b|^2 + tr A + tr B - 2 |sqrt(A) sqrt(B)|_*
+    d^2 = |a - b|^2 + tr A + tr B - 2 tr sqrt(R^T A R),    R R^T = B
 
-with means a, b, covariances A, B, and |.|_* the sum of singular values, which is tr sqrt(A B) without the square root
-of a nonsymmetric matrix: nothing turns complex, and singular covariances lose no digits.
+with means a, b and covariances A, B. R^T A R is symmetric with the eigenvalues of A B, so that nothing turns complex;
+eigenvalues that are 0 up to rounding count as 0, so that singular covariances do not add the root of a rounding error.
 
 The distance of n samples exceeds that of infinitely many by about c/n. With the samples in G groups and d_g the
 distance without group g, the jackknife gives at once
@@ -44,9 +44,7 @@ class Distance:
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
     """Squared Frechet distance of two Gaussians, never negative."""
     check_same_dimension(first, second)
-    cross = torch.linalg.svdvals(_root(first.covariance).T @ _root(second.covariance)).sum()
-    traces = first.covariance.trace() + second.covariance.trace()
-    return max(0.0, float((first.mean - second.mean).square().sum() + traces - 2 * cross))
+    return _distance(first, second, _root(second.covariance))
 
 
 def measure_frechet(first: Features, second: Features, groups: int = GROUPS) -> Distance:
@@ -70,13 +68,24 @@ def measure_frechet(first: Features, second: Features, groups: int = GROUPS) -> 
     return Distance(value, math.sqrt(variance), value - bias, counts)
 
 
+def _distance(first: FeatureStatistics, second: FeatureStatistics, root: Tensor) -> float:
+    """The distance, with root root^T the second covariance, which serves many first ones."""
+    roots = _eigenvalues(torch.linalg.eigvalsh(root.T @ first.covariance @ root)).sqrt().sum()
+    traces = first.covariance.trace() + second.covariance.trace()
+    return max(0.0, float((first.mean - second.mean).square().sum() + traces - 2 * roots))
+
+
 def _root(covariance: Tensor) -> Tensor:
-    """A matrix R with R R^T = covariance; directions without variance, up to rounding, are left out exactly."""
+    """A matrix R with R R^T = covariance."""
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    floor = float(values.abs().max()) * len(values) * torch.finfo(torch.float64).eps
-    kept = torch.where(values > floor, values, torch.zeros_like(values))
-    root: Tensor = vectors * kept.sqrt()
+    root: Tensor = vectors * _eigenvalues(values).sqrt()
     return root
+
+
+def _eigenvalues(values: Tensor) -> Tensor:
+    """Set to 0 what is 0 up to rounding, or negative because of it."""
+    floor = float(values.abs().max()) * len(values) * torch.finfo(torch.float64).eps
+    return torch.where(values > floor, values, torch.zeros_like(values))
 
 
 def _groups(side: Features, groups: int) -> list[FeatureStatistics]:
@@ -96,7 +105,8 @@ def _without_each(parts: Sequence[FeatureStatistics], other: FeatureStatistics) 
     before = list(accumulate(parts[:-1], FeatureStatistics.merge))
     behind = list(accumulate(reversed(parts[1:]), FeatureStatistics.merge))[::-1]
     middle = [left.merge(right) for left, right in zip(before[:-1], behind[1:], strict=True)]
-    return [frechet_distance(rest, other) for rest in (behind[0], *middle, before[-1])]
+    root = _root(other.covariance)
+    return [_distance(rest, other, root) for rest in (behind[0], *middle, before[-1])]
 
 
 def _jackknife_variance(values: Sequence[float]) -> float:
