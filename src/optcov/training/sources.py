@@ -1,0 +1,52 @@
+"""The noise predictor that heads are fitted on, from wherever it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optcov.bundle import Bundle, load
+from optcov.bundle.weights import load_unet, read_json
+from optcov.networks import Backbone, HeadedNetwork
+from optcov.training.config import TrainingError
+from optcov.training.stage1 import make_schedule
+
+
+def open_predictor(source: Path, schedule: str = "vp_sde", half: bool = False) -> Bundle:
+    """Open a run of `optcov train`, a bundle, or a diffusers unet directory, as a bundle.
+
+    schedule: that of a diffusers unet; a run and a bundle know theirs. half: round the weights of a run or a unet to
+    float16, so that the bundle stores them in half the space; heads must be fitted on the rounded weights.
+    """
+    source = Path(source)
+    if (source / "run.json").is_file():
+        return _from_run(source, half)
+    if not (source / "config.json").is_file():
+        raise TrainingError(
+            f"{source} is neither a run of optcov train, nor a bundle, nor a diffusers unet: it has no run.json and "
+            f"no config.json"
+        )
+    config = read_json(source / "config.json")
+    if isinstance(config, dict) and config.get("format") == "optcov-bundle":
+        return load(source)
+    return _as_bundle(load_unet(source), schedule, source.name, {}, half)
+
+
+def _from_run(source: Path, half: bool) -> Bundle:
+    run = read_json(source / "run.json")
+    if not (source / "unet").is_dir():
+        raise TrainingError(f"the training in {source} is not finished; run optcov train again to go on with it")
+    if not isinstance(run, dict) or not isinstance(run.get("schedule"), str):
+        raise TrainingError(f"{source / 'run.json'} does not name the schedule of the training")
+    return _as_bundle(load_unet(source / "unet"), run["schedule"], source.name, {"stage1": run}, half)
+
+
+def _as_bundle(unet: nn.Module, schedule: str, name: str, provenance: dict[str, Any], half: bool) -> Bundle:
+    config: Any = unet.config
+    size = config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule)).eval()
+    bundle = Bundle(network, (config.in_channels, height, width), name=name, provenance=provenance)
+    return bundle.rounded() if half else bundle
