@@ -1,0 +1,281 @@
+"""Networks: what is tapped, what heads start as, and which time a network sees."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from optcov import Schedule
+from optcov.networks import (
+    Backbone,
+    ConvHead,
+    DenseHead,
+    HeadedNetwork,
+    ResidualHead,
+    TimeArgument,
+    TimedHead,
+    TimeMatch,
+    build_head,
+    fingerprint,
+    head_config,
+)
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
+
+
+class TinyNet(nn.Module):
+    """Stands for any image network: body, time embedding, tapped normalisation, output."""
+
+    def __init__(self, channels: int = 1, out: int | None = None, width: int = 8):
+        super().__init__()
+        self.body = nn.Conv2d(channels, width, 3, padding=1)
+        self.time_embedding = nn.Linear(1, 6)
+        self.shift = nn.Linear(6, width)
+        self.conv_norm_out = nn.GroupNorm(4, width)
+        self.conv_out = nn.Conv2d(width, out or channels, 3, padding=1)
+
+    def forward(self, x, time):
+        embedded = self.time_embedding(time[:, None] / 1000)
+        hidden = self.body(x) + self.shift(embedded)[..., None, None]
+        self.seen_time = time
+        return self.conv_out(torch.nn.functional.silu(self.conv_norm_out(hidden)))
+
+
+def tiny(channels: int = 1, seed: int = 0, **options) -> TinyNet:
+    torch.manual_seed(seed)
+    return TinyNet(channels, **options).eval()
+
+
+def network(schedule=None, heads=None, **options) -> HeadedNetwork:
+    return HeadedNetwork(Backbone.unet(tiny()), schedule or Schedule.vp_sde(), heads, **options).eval()
+
+
+@pytest.fixture
+def x_t() -> torch.Tensor:
+    return torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_features_are_what_the_output_is_computed_from(x_t):
+    module = tiny()
+    seen = Backbone.unet(module)(x_t, torch.zeros(3))
+    again = module.conv_out(torch.nn.functional.silu(module.conv_norm_out(seen.features)))
+    assert torch.equal(again, seen.output)
+    assert seen.time_embedding.shape == (3, 6)
+
+
+def test_no_hook_stays_on_somebody_elses_module(x_t):
+    module = tiny()
+    Backbone.unet(module)(x_t, torch.zeros(3))
+    assert all(not m._forward_pre_hooks and not m._forward_hooks for m in module.modules())
+
+
+def test_an_unknown_tap_is_refused_with_the_names_there_are():
+    with pytest.raises(ValueError, match=r"no submodule 'nothing'.*conv_norm_out"):
+        Backbone(tiny(), tap="nothing")
+
+
+def test_a_diffusers_unet_is_tapped_without_a_change_to_its_output():
+    from optcov.networks.unet import build_unet
+
+    unet = build_unet((1, 8, 8), channels=(8, 16), groups=4, head_dim=8).eval()
+    x, time = torch.randn(2, 1, 8, 8), torch.tensor([3.5, 900.0])
+    with torch.no_grad():
+        plain = unet(x, time).sample
+        seen = Backbone.unet(unet)(x, time)
+    assert torch.equal(seen.output, plain)
+    assert seen.features.shape == (2, 8, 8, 8)
+    assert seen.time_embedding.shape == (2, 32)
+
+
+def test_a_unet_that_cannot_halve_its_images_is_refused():
+    from optcov.networks.unet import build_unet
+
+    with pytest.raises(ValueError, match="28x28 cannot be halved 3 times"):
+        build_unet((1, 28, 28), channels=(8, 8, 8, 8), groups=4, head_dim=8)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ConvHead(8, 3, groups=4),
+        ConvHead(8, 3, groups=4, transform="linear"),
+        ResidualHead(8, 3, 6, groups=4),
+        ResidualHead(8, 3, 6, groups=4, scale_shift=True, hidden_channels=12, transform="linear", residual_scale=0.7),
+        TimedHead(8, 3, groups=4, base="noise"),
+    ],
+    ids=lambda head: head.kind,
+)
+def test_a_head_is_rebuilt_from_its_config_and_starts_flat(head):
+    again = build_head(json.loads(json.dumps(head_config(head))))
+    again.load_state_dict(head.state_dict())
+    features, time = torch.randn(2, 8, 5, 5), torch.randn(2, 6)
+    more = (torch.tensor([1.0, -3.0]), torch.zeros(2, 3, 5, 5))
+    out = head(features, time, *more)
+    assert out.shape == (2, 3, 5, 5)
+    assert torch.equal(out, again(features, time, *more))
+    assert out.std() == 0  # the last layer starts at zero
+
+
+def test_exponential_heads_are_positive_and_finite_for_wild_features():
+    head = ConvHead(8, 1, groups=4)
+    nn.init.normal_(head.conv.weight, std=1e3)
+    out = head(1e6 * torch.randn(2, 8, 5, 5))
+    assert bool(((out > 0) & out.isfinite()).all())
+
+
+def test_a_timed_head_stays_below_its_ceiling_and_follows_the_level():
+    head = TimedHead(8, 1, groups=4, ceiling=5.0)
+    nn.init.normal_(head.conv.weight, std=10.0)
+    head.log_scale.copy_(head.scale_levels * 0.5)
+    level = torch.tensor([-6.0, 2.0])
+    out = head(torch.randn(2, 8, 5, 5), None, -level, None)
+    assert bool((out.amax((1, 2, 3)) <= 5 * torch.exp(level / 2) * 1.001).all())
+    hats = head.hats(-level)
+    assert torch.allclose(hats.sum(1), torch.ones(2))
+    assert torch.allclose(hats[1], torch.tensor([0.0, 2 / 3, 1 / 3]))
+
+
+def test_a_residual_head_without_a_time_embedding_says_what_to_do():
+    with pytest.raises(ValueError, match="time embedding"):
+        ResidualHead(8, 1, 6, groups=4)(torch.zeros(1, 8, 4, 4))
+
+
+@pytest.mark.parametrize("config", [{"kind": "none"}, {"kind": "conv", "in_channels": 8, "out": 1}, {}])
+def test_an_unknown_head_config_is_refused(config):
+    with pytest.raises(ValueError, match="head"):
+        build_head(config)
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused():
+    with pytest.raises(ValueError, match="divides"):
+        ConvHead(10, 1, groups=4)
+
+
+def test_dense_heads_serve_vectors():
+    class Mlp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.out = nn.Linear(3, 16), nn.Linear(16, 2)
+
+        def forward(self, x, time):
+            return self.out(torch.tanh(self.body(torch.cat([x, time[:, None]], 1))))
+
+    net = HeadedNetwork(Backbone(Mlp(), tap="out"), Schedule.vp_sde(), {"npr": DenseHead(16, 2, (8,))})
+    prediction = net(torch.zeros(4, 2), 0.5)
+    assert prediction.noise.shape == prediction.head("npr").shape == (4, 2)
+    assert torch.equal(prediction.head("npr"), torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("row", GOLDEN["network_time_argument"]["rows"], ids=str)
+def test_the_time_argument_is_the_authors(row):
+    name, n, expected = row
+    steps = int(name.split("N=")[1].split()[0])
+    if name.startswith("DTWrapper"):
+        value = TimeArgument.discrete(steps, shift=1 if "shift1=True" in name else 0)(n)
+    else:
+        value = TimeArgument.continuous()(n / steps)
+    assert value.dtype == torch.float32
+    assert float(value) == pytest.approx(expected, rel=1e-6)
+
+
+def test_times_reach_the_backbone_as_one_float_per_sample(x_t):
+    net = network(Schedule.linear(), time_argument=TimeArgument.discrete(1000, shift=1))
+    net(x_t, torch.tensor([1, 2, 1000]))
+    assert net.backbone.module.seen_time.tolist() == [0.0, 1.0, 999.0]
+    net(x_t, 500)
+    assert net.backbone.module.seen_time.tolist() == [499.0] * 3
+    assert net.backbone.module.seen_time.dtype == torch.float32
+
+
+def test_times_of_another_schedule_have_the_same_alpha_bar():
+    linear, vp = Schedule.linear(), Schedule.vp_sde()
+    n = torch.tensor([1, 10, 500, 990])
+    on_vp = TimeMatch(linear, vp)(n)
+    assert torch.allclose(vp.log_alpha_bar(on_vp), linear.log_alpha_bar(n), rtol=1e-10)
+    t = torch.tensor([0.01, 0.3, 0.99], dtype=torch.float64)
+    on_linear = TimeMatch(vp, linear)(t)
+    low, high = linear.log_alpha_bar(on_linear.floor()), linear.log_alpha_bar(on_linear.ceil())
+    share = on_linear - on_linear.floor()
+    assert torch.allclose((1 - share) * low + share * high, vp.log_alpha_bar(t), rtol=1e-10)
+
+
+def test_a_schedule_matched_to_itself_keeps_its_times():
+    t = torch.tensor([1e-5, 0.2, 1.0], dtype=torch.float64)
+    assert torch.allclose(TimeMatch(Schedule.vp_sde(), Schedule.vp_sde())(t), t, rtol=1e-9)
+    n = torch.arange(1, 1001)
+    assert torch.allclose(TimeMatch(Schedule.cosine(), Schedule.cosine())(n), n.double(), rtol=1e-9)
+
+
+def test_a_network_on_another_schedule_sees_the_matched_time(x_t):
+    native = network(Schedule.vp_sde())
+    moved = native.on(Schedule.linear())
+    t = float(TimeMatch(Schedule.linear(), Schedule.vp_sde())(400))
+    assert torch.allclose(moved(x_t, 400).noise, native(x_t, t).noise, rtol=1e-6)
+
+
+def test_a_variance_exploding_schedule_is_scaled_to_unit_power(x_t):
+    native, ve = network(Schedule.vp_sde()), Schedule.ve_sde(sigma_max=10.0)
+    t = float(TimeMatch(ve, Schedule.vp_sde())(0.7))
+    scale = math.sqrt(1 + float(ve.beta_bar(0.7)))
+    assert torch.allclose(native.on(ve)(x_t, 0.7).noise, native(x_t / scale, t).noise, atol=1e-6)
+
+
+def test_noise_levels_never_trained_on_are_clamped_with_one_warning(x_t):
+    moved = network(Schedule.linear()).on(Schedule.vp_sde())
+    with pytest.warns(UserWarning, match="outside those the network was trained on"):
+        clamped = moved(x_t, 1e-6).noise
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moved(x_t, 1e-6)
+    assert torch.equal(clamped, network(Schedule.linear())(x_t, 1).noise)
+
+
+def test_the_end_of_the_linear_schedule_is_near_enough_to_the_vp_sde_for_no_warning(x_t):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network(Schedule.vp_sde()).on(Schedule.linear())(x_t, 1000)
+
+
+@pytest.mark.parametrize("parameterisation", ["sample", "v_prediction"])
+def test_other_parameterisations_give_the_noise_they_imply(parameterisation, x_t):
+    schedule = Schedule.vp_sde()
+    net = network(schedule, parameterisation=parameterisation)
+    raw = network(schedule)(x_t, 0.3).noise.double()
+    a, b = float(schedule.alpha_bar(0.3)), float(schedule.beta_bar(0.3))
+    x = x_t.double()
+    if parameterisation == "sample":
+        expected = (x - math.sqrt(a) * raw) / math.sqrt(b)
+    else:
+        expected = math.sqrt(a) * raw + math.sqrt(b) * x
+    assert torch.allclose(net(x_t, 0.3).noise.double(), expected, atol=1e-5)
+
+
+def test_twice_the_channels_need_learned_range(x_t):
+    module = tiny(out=2)
+    backbone = Backbone.unet(module)
+    with pytest.raises(ValueError, match="learned_range=True"):
+        HeadedNetwork(backbone, Schedule.linear())(x_t, 5)
+    prediction = HeadedNetwork(backbone, Schedule.linear(), learned_range=True)(x_t, 5)
+    raw = module(x_t, torch.full((3,), 5.0))
+    assert torch.equal(prediction.noise, raw[:, :1])
+    assert torch.equal(prediction.head("range"), raw[:, 1:])
+
+
+def test_a_wrong_channel_count_is_named(x_t):
+    with pytest.raises(ValueError, match="returned 3 channels for images with 1"):
+        HeadedNetwork(Backbone.unet(tiny(out=3)), Schedule.linear())(x_t, 5)
+
+
+def test_the_fingerprint_knows_every_weight_and_not_its_storage_type():
+    a, b = tiny(), tiny()
+    assert fingerprint(a) == fingerprint(b)
+    with torch.no_grad():
+        b.body.weight[0, 0, 0, 0] += 1e-6
+    assert fingerprint(a) != fingerprint(b)
+    assert fingerprint(a.half()) == fingerprint(a.float())
