@@ -62,28 +62,28 @@ class BrownianPath:
 
 
 def test_euler_maruyama_has_strong_order_one_because_its_noise_is_additive():
-    x_1, path = start(64), BrownianPath(64, 2048)
+    x_1, path = start(32), BrownianPath(32, 1024)
 
     def end(steps: int) -> torch.Tensor:
         return euler_maruyama(NETWORK, SCHEDULE, x_1, steps, path, end_time=END, denoise=False).x_0
 
-    exact, numbers = end(2048), [16, 32, 64, 128]
+    exact, numbers = end(1024), [16, 32, 64]
     errors = [float((end(steps) - exact).norm(dim=1).mean()) for steps in numbers]
     assert 0.9 < slope(numbers, errors) < 1.15
 
 
 def test_fixed_probability_flow_has_global_order_one_towards_the_adaptive_solution():
-    x_1 = start(64)
+    x_1 = start(16)
     exact = probability_flow_adaptive(
         NETWORK,
         SCHEDULE,
         x_1,
-        relative_tolerance=1e-10,
-        absolute_tolerance=1e-10,
+        relative_tolerance=1e-8,
+        absolute_tolerance=1e-8,
         end_time=END,
         denoise=False,
     ).x_0
-    numbers = [64, 128, 256, 512]
+    numbers = [64, 128, 256]
     errors = [
         float((probability_flow(NETWORK, SCHEDULE, x_1, steps, end_time=END, denoise=False).x_0 - exact).norm())
         for steps in numbers
@@ -168,23 +168,23 @@ def fast_noise(batch: int):
 
 
 def test_euler_maruyama_draws_the_data_distribution():
-    moments_within(euler_maruyama(NETWORK, SCHEDULE, start(3000), 200, fast_noise(3000)).x_0, bias=0.01)
+    moments_within(euler_maruyama(NETWORK, SCHEDULE, start(2000), 150, fast_noise(2000)).x_0, bias=0.01)
 
 
 def test_ancestral_sampling_draws_the_data_distribution():
-    moments_within(ancestral_sampling(NETWORK, SCHEDULE, start(3000), 200, fast_noise(3000)).x_0, bias=0.02)
+    moments_within(ancestral_sampling(NETWORK, SCHEDULE, start(2000), 150, fast_noise(2000)).x_0, bias=0.02)
 
 
 def test_probability_flow_draws_the_data_distribution():
-    moments_within(probability_flow(NETWORK, SCHEDULE, start(3000), 200).x_0, bias=0.01)
+    moments_within(probability_flow(NETWORK, SCHEDULE, start(2000), 150).x_0, bias=0.01)
 
 
 def test_gotta_go_fast_draws_the_data_distribution():
     """In 64 dimensions, where its bias by rejection (see the module) is 3 % of the variance."""
-    d, count, weights = 64, 300, torch.tensor([0.3, 0.7])
+    d, count, weights = 64, 200, torch.tensor([0.3, 0.7])
     data = GaussianMixture(weights, [[-0.5] * d, [0.5] * d], [0.2, 0.3])
     x_1 = batch_noise(0, range(count), 0, (d,), torch.float64)
-    x_0 = gotta_go_fast(data.network(SCHEDULE), SCHEDULE, x_1, relative_tolerance=0.1, seed=1).x_0
+    x_0 = gotta_go_fast(data.network(SCHEDULE), SCHEDULE, x_1, relative_tolerance=0.2, seed=1).x_0
     right = x_0.mean(1) > 0  # 7 standard deviations from either side
     assert float(right.double().mean()) == pytest.approx(0.7, abs=4 * (0.21 / count) ** 0.5)  # level 6e-5
     for where, mean, variance in ((~right, -0.5, 0.2), (right, 0.5, 0.3)):
@@ -195,7 +195,7 @@ def test_gotta_go_fast_draws_the_data_distribution():
 
 def test_gotta_go_fast_counts_every_evaluation_and_asks_for_no_finished_sample():
     network = Counting()
-    result = gotta_go_fast(network, SCHEDULE, start(50), relative_tolerance=0.05)
+    result = gotta_go_fast(network, SCHEDULE, start(20), relative_tolerance=0.1)
     assert network.samples == int(result.evaluations.sum())
     assert len(result.evaluations.unique()) > 1
     assert torch.all(result.evaluations % 2 == 1)  # two a trial, and the last denoising one
@@ -204,7 +204,7 @@ def test_gotta_go_fast_counts_every_evaluation_and_asks_for_no_finished_sample()
 def test_gotta_go_fast_counts_rejected_trials():
     """A first step that is far too long is rejected; it costs two evaluations, and is not what goes on."""
     network = Counting()
-    fast = gotta_go_fast(network, SCHEDULE, start(20), first_step=0.9, relative_tolerance=0.01)
+    fast = gotta_go_fast(network, SCHEDULE, start(5), first_step=0.9, relative_tolerance=0.05)
     assert network.samples == int(fast.evaluations.sum())
     times = []
 
@@ -212,15 +212,15 @@ def test_gotta_go_fast_counts_rejected_trials():
         times.append(t.clone() if isinstance(t, torch.Tensor) else t)
         return NETWORK(x_t, t)
 
-    gotta_go_fast(watched, SCHEDULE, start(1), first_step=0.9, relative_tolerance=0.01)
+    gotta_go_fast(watched, SCHEDULE, start(1), first_step=0.9, relative_tolerance=0.05)
     assert float(times[1]) == pytest.approx(0.1)
     assert float(times[2]) == 1.0  # the second trial starts where the rejected one did
 
 
 def test_gotta_go_fast_tolerance_sets_the_cost():
     costs = [
-        int(gotta_go_fast(NETWORK, SCHEDULE, start(20), relative_tolerance=tolerance).evaluations.sum())
-        for tolerance in (0.5, 0.1, 0.02)
+        int(gotta_go_fast(NETWORK, SCHEDULE, start(5), relative_tolerance=tolerance).evaluations.sum())
+        for tolerance in (0.5, 0.2, 0.05)
     ]
     assert costs[0] < costs[1] < costs[2]
 
@@ -357,10 +357,10 @@ def test_optimal_covariances_work_in_continuous_time(covariance):
     """A-DPM, NPR-DPM and SN-DPM: with the oracle's heads, 100 steps draw the data distribution."""
 
     def mean_square_noise(t):
-        x_t = ForwardProcess(SCHEDULE).diffuse(MIXTURE.sample(2000, seed=1), float(t), start(2000, seed=8))
+        x_t = ForwardProcess(SCHEDULE).diffuse(MIXTURE.sample(500, seed=1), float(t), start(500, seed=8))
         return NETWORK(x_t, float(t)).noise.square().mean()
 
     options = {"mean_square_noise": mean_square_noise} if covariance == "analytic" else {}
     process = ReverseProcess(NETWORK, ForwardProcess(SCHEDULE), covariance, data_range=None, **options)
-    x_0 = sample(process, Trajectory.even(SCHEDULE, 100), start=start(3000), noise=fast_noise(3000), last_step="draw")
+    x_0 = sample(process, Trajectory.even(SCHEDULE, 100), start=start(2000), noise=fast_noise(2000), last_step="draw")
     moments_within(x_0, bias=0.01)
