@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from optcov import Schedule, Trajectory, bundle, storage
+from optcov import Schedule, Trajectory, bundle, data, storage
 from optcov.bundle import Bundle, BundleError
 from optcov.bundle import directory as directories
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument, fingerprint
@@ -248,6 +249,7 @@ def test_without_an_exchange_in_one_step_the_old_directory_is_moved_aside(
 
 WRITER = """
 import sys
+from importlib import resources
 from pathlib import Path
 from optcov.bundle.directory import atomic_directory
 for number in range(100_000):
@@ -301,3 +303,15 @@ def test_info_describes_a_bundle_for_people_and_machines(saved: Path) -> None:
     shown = CliRunner().invoke(app, ["info", str(saved)])
     assert shown.exit_code == 0
     assert "npr.kind" in shown.stdout
+
+
+def test_512_test_images_come_with_the_package_and_their_licence() -> None:
+    images = bundle.test_images("fashion")
+    assert images.shape == (512, 1, 28, 28)
+    again = data.ImageSet(data.to_8bit(images))
+    assert again.checksum == "3a24e9070359d49c55bdeac76ae53cdd2d0977d3af6ff8fc4304f3d90979720c"
+    licence = resources.files("optcov") / "models" / "fashion-images" / "LICENSE.txt"
+    assert "Zalando SE" in licence.read_text()
+    for name in ("nothing", "../models/fashion"):
+        with pytest.raises(BundleError, match="no test images come with"):
+            bundle.test_images(name)

@@ -2,7 +2,7 @@
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.errors import BundleError
-from optcov.bundle.loading import embedded_models, find_bundle, load
+from optcov.bundle.loading import embedded_models, find_bundle, load, test_images
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import build_schedule, schedule_spec
 from optcov.bundle.trajectories import StoredTrajectory
@@ -20,4 +20,5 @@ __all__ = [
     "load_head",
     "save_head",
     "schedule_spec",
+    "test_images",
 ]

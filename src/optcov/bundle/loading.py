@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from optcov import storage
 from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
 from optcov.bundle.config import BundleConfig
@@ -16,6 +18,7 @@ from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.trajectories import StoredTrajectory
 from optcov.bundle.weights import load_head, load_unet, read_json
+from optcov.data.arrays import load_npz
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
 
@@ -33,9 +36,17 @@ def load(source: str | Path, schedule: str | Mapping[str, Any] | Schedule | None
 
 def embedded_models() -> dict[str, Path]:
     """Directories of the models that come with the package, by name."""
-    models = Path(str(resources.files("optcov"))) / "models"
+    models = _models()
     found = sorted(models.iterdir()) if models.is_dir() else []
     return {path.name: path for path in found if (path / CONFIG).is_file()}
+
+
+def test_images(name: str) -> Tensor:
+    """Held-out images that come with an embedded model, in [-1, 1], float32 (n, C, H, W)."""
+    path = _models() / f"{name}-images" / "test.npz"
+    if not _NAME.fullmatch(name) or not path.is_file():
+        raise BundleError(f"no test images come with {name[:200]!r}; pass images of your own (--data)")
+    return load_npz(path, "test")[0].unit()
 
 
 def find_bundle(source: str | Path) -> Path:
@@ -52,6 +63,10 @@ def find_bundle(source: str | Path) -> Path:
     if not (path / CONFIG).is_file():
         raise BundleError(f"{path} is not a bundle: it has no {CONFIG}")
     return path
+
+
+def _models() -> Path:
+    return Path(str(resources.files("optcov"))) / "models"
 
 
 def _load(directory: Path) -> Bundle:

@@ -18,10 +18,9 @@ from torch import Tensor
 from optcov import data
 from optcov.bundle import Bundle, load
 from optcov.data.arrays import read_npz
-from optcov.methods import METHODS, find_method
+from optcov.methods import METHODS, draw, find_method
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.statistics import FeatureStatistics, MetricError, statistics_from
-from optcov.sampling import generate
 
 
 @final
@@ -39,7 +38,7 @@ def features_of(source: str, extractor: Extractor, drawing: Drawing | None = Non
     """Features (n, d) of a source, or its statistics if it is a file of statistics."""
     bundle, method = split_method(source)
     if method is not None:
-        return extractor.features(draw(load(bundle), method, drawing or Drawing()))
+        return extractor.features(draw_images(load(bundle), method, drawing or Drawing()))
     if source.endswith(".npz") and Path(source).is_file():
         arrays = read_npz(Path(source))
         if {"mu", "sigma"} <= set(arrays):
@@ -56,7 +55,7 @@ def split_method(source: str) -> tuple[str, str | None]:
     return (bundle, find_method(method).name) if colon and method.lower() in known else (source, None)
 
 
-def draw(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
+def draw_images(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
     """Images drawn from a bundle along an even trajectory, with the noise cap that goes with the method."""
     parts = list(draw_batches(bundle, method, drawing))
     return data.ImageSet(torch.cat(parts), None, f"{bundle.name}:{method}")
@@ -64,20 +63,22 @@ def draw(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
 
 def draw_batches(bundle: Bundle, method: str, drawing: Drawing) -> Iterator[Tensor]:
     """The same, batch by batch: uint8 (B, C, H, W)."""
-    if find_method(method).eta is None:
-        raise MetricError(f"{method} is a solver of the SDE, not a reverse process; draw its images by optcov sample")
+    row = find_method(method)
     if bundle.data_range != (-1.0, 1.0):
         raise MetricError(f"{bundle.name} draws data in {bundle.data_range}; images need the range (-1, 1)")
-    process = bundle.reverse_process(method)
-    trajectory = bundle.trajectory(drawing.steps)
-    batches = generate(
-        process,
-        trajectory,
-        bundle.image_shape,
-        drawing.samples,
-        drawing.batch,
-        drawing.seed,
-        noise_cap=bundle.noise_cap(method),
-    )
-    for batch in batches:
-        yield data.to_8bit(batch.images)
+    process = None if row.eta is None else bundle.reverse_process(row)
+    for first in range(0, drawing.samples, drawing.batch):
+        indices = range(first, min(first + drawing.batch, drawing.samples))
+        with torch.no_grad():
+            result = draw(
+                row,
+                bundle.network,
+                bundle.schedule,
+                drawing.steps,
+                bundle.image_shape,
+                indices,
+                drawing.seed,
+                process=process,
+                noise_cap=bundle.noise_cap(method),
+            )
+        yield data.to_8bit(result.x_0)
