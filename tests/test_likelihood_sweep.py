@@ -206,6 +206,10 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_not_repeated(tmp_pat
     assert network.images == (12 - 4) * 6
     with pytest.raises(ValueError, match=r"belongs to another sweep: its seed is 0, here it is 1"):
         cost_table(process, IMAGES, seed=1, **options)
+    with pytest.raises(ValueError, match="its network is , here it is another"):
+        cost_table(process, IMAGES, identity="another", **options)
+    with pytest.raises(ValueError, match="its numbers per time is"):
+        cost_table(process, IMAGES, mean_square_noise=torch.ones(13), **options)
 
 
 def test_groups_give_standard_errors_and_pairing_narrows_them():

@@ -101,3 +101,10 @@ def test_equal_costs_are_decided_the_same_way_each_time():
     costs = np.ones((8, 8))
     assert Trajectory.optimal(costs, 3).times == (1, 2, 7)
     assert Trajectory.optimal(costs, 3) == Trajectory.optimal_all(costs, 6)[3]
+
+
+def test_times_are_exported_as_diffusers_counts_them():
+    assert Trajectory([1, 500, 1000]).diffusers_timesteps() == [999, 499, 0]
+    assert Trajectory([0.001, 0.5, 1.0]).diffusers_timesteps() == [999, 499, 0]
+    with pytest.raises(ValueError, match="time 0.00025 is not a multiple"):
+        Trajectory([0.00025, 1.0]).diffusers_timesteps()

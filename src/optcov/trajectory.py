@@ -53,6 +53,17 @@ class Trajectory:
         """Sum of costs[s, t] over the steps."""
         return float(sum(costs[int(s), int(t)] for t, s in self.descending()))
 
+    def diffusers_timesteps(self) -> list[int]:
+        """The times as diffusers' schedulers take them: descending and counted from 0; real times are n / 1000."""
+        scale = CONTINUOUS_GRID if isinstance(self.times[-1], float) and self.times[-1] <= 1 else 1
+        steps = [t * scale for t in self.times]
+        off = [t for t, n in zip(self.times, steps, strict=True) if abs(n - round(n)) > 1e-6]
+        if off:
+            raise ValueError(
+                f"time {off[0]} is not a multiple of 1 / {CONTINUOUS_GRID}, so diffusers has no such timestep"
+            )
+        return [round(n) - 1 for n in reversed(steps)]
+
     @staticmethod
     def even(schedule: Schedule, K: int) -> Trajectory:
         """K times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""

@@ -5,13 +5,15 @@ from optcov.likelihood.discretised import discretised_log_prob
 from optcov.likelihood.elbo import ElboTerms, elbo
 from optcov.likelihood.ode import OdeLikelihood, ode_likelihood
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
-from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, merge
+from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, gather, merge
+from optcov.likelihood.table import LikelihoodRow, even_on_grid, likelihood_table, pool_repeats
 
 __all__ = [
     "CostTable",
     "ElboTerms",
     "Estimate",
     "ImageSource",
+    "LikelihoodRow",
     "OdeLikelihood",
     "Sweep",
     "SweepProgress",
@@ -19,7 +21,11 @@ __all__ = [
     "discretised_log_prob",
     "elbo",
     "estimate",
+    "even_on_grid",
+    "gather",
+    "likelihood_table",
     "merge",
     "ode_likelihood",
     "paired_difference",
+    "pool_repeats",
 ]

@@ -112,8 +112,11 @@ class CostTable:
 
     def group_bits_per_dim(self, design: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
         """-ELBO in bits/dim of each group of images, (G,)."""
-        total = self.sums["prior"] + self.group_terms(design, trajectory, last_variance).sum(0)
-        return total / self.images / (self.dimensions * math.log(2))
+        return self.to_bits_per_dim(self.group_terms(design, trajectory, last_variance))
+
+    def to_bits_per_dim(self, terms: Tensor) -> Tensor:
+        """-ELBO in bits/dim of each group, (G,), from its terms but the prior (K, G), in nats."""
+        return (self.sums["prior"] + terms.sum(0)) / self.images / (self.dimensions * math.log(2))
 
     def group_terms(self, design: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
         """Reconstruction, then transitions by ascending s, summed over the images of each group: (K, G), in nats."""

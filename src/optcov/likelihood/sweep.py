@@ -91,6 +91,7 @@ class Sweep:
         device: torch.device | str | None = None,
         state: Path | None = None,
         save_every: float = 60.0,
+        identity: str = "",
     ):
         check_stochastic(process.forward)
         check_cdf(cdf)
@@ -107,7 +108,7 @@ class Sweep:
         self.groups = min(_positive(groups, "groups"), len(images))
         self.members = torch.arange(rank, len(images), world)
         self.device, self.state, self.save_every = device, state, save_every
-        self._wanted = designs
+        self._wanted, self._identity = designs, identity
         self._settings = self._describe()
         self._sums: Sums | None = None
 
@@ -206,7 +207,17 @@ class Sweep:
             "designs": None if self._wanted is None else list(self._wanted),
             "last variances": list(self.last_variances),
             "cdf": self.cdf,
+            "network": self._identity,
+            "numbers per time": [None if f is None else self._digest(f) for f in self.numbers],
         }
+
+    def _digest(self, numbers: PerTime) -> float:
+        """One number that tells numbers per time apart."""
+        times = self.grid.tensor
+        values = (
+            numbers.cpu()[times] if isinstance(numbers, Tensor) else torch.stack([numbers(t) for t in self.grid.times])
+        )
+        return float((values.double() * torch.arange(1, len(times) + 1)).sum())
 
     def _load(self, index: Tensor) -> Tensor:
         x_0 = self.images[index] if isinstance(self.images, Tensor) else self.images.unit(index)
@@ -236,7 +247,9 @@ def cost_table(
     of all images, instead. last_variances, cdf: conventions of the last step to keep, as in `elbo`.
     mean_square_noise, mean_square_residual: numbers per time of "analytic" and "npr_isotropic"; default the sweep's.
     groups: how many groups of images are kept apart for standard errors. shard: (number, count), to sweep one share
-    of the images and `merge` the tables. state: file to go on from after a stop. progress: called after each batch.
+    of the images and `merge` the tables. state: file to go on from after a stop, written every
+    save_every seconds; identity: a fingerprint of the network, so that the state of another one is refused.
+    progress: called after each batch.
 
     >>> from optcov import ForwardProcess, Schedule, Trajectory, oracle
     >>> schedule = Schedule.linear()
@@ -261,6 +274,15 @@ def merge(tables: Sequence[CostTable]) -> CostTable:
             raise ValueError("tables of different times, designs or image sizes cannot be merged; sweep them alike")
     sums = {name: torch.stack([table.sums[name] for table in tables]).sum(0) for name in first.sums}
     return replace(first, sums=sums)
+
+
+def gather(table: CostTable, processes: int) -> CostTable:
+    """Merge the shards of all processes of a run under Accelerate, in every one of them."""
+    if processes == 1:
+        return table
+    from accelerate.utils import reduce
+
+    return replace(table, sums=reduce(dict(table.sums), reduction="sum"))
 
 
 def _all_times(process: ReverseProcess) -> list[float]:

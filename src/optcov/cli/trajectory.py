@@ -1,0 +1,67 @@
+"""`optcov trajectory`: optimal trajectories of every length for one method, kept in the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+from optcov.cli.console import finish, print_json, print_table
+from optcov.cli.sweeping import SweepOptions, run_sweep
+
+
+def command(
+    bundle: Path = typer.Argument(help="Directory of a bundle; the trajectories are stored in it."),
+    data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, hf:NAME."),
+    method: str = typer.Option("NPR-DDPM", help="The row of the paper whose bound is made least."),
+    max_steps: int = typer.Option(100, min=1, help="Find the best trajectory of every length up to this."),
+    images: int = typer.Option(100, min=2, help="Training images to choose by."),
+    times: int = typer.Option(0, min=0, help="Choose among this many evenly spaced times; 0: all of them."),
+    last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
+    seed: int = typer.Option(0, help="Noise depends on (seed, image, time) alone."),
+    schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
+    batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
+    out: Path = typer.Option(Path("out/trajectory"), help="Directory for the state of the sweep and the plot."),
+    diffusers: Path | None = typer.Option(None, help="Also write diffusers' timesteps by length to this JSON file."),
+    json: bool = typer.Option(False, "--json", help="Print the trajectories as JSON."),
+) -> None:
+    """Choose the times of every length by dynamic programming over the costs of training images."""
+    from optcov import bundle as bundles
+    from optcov import storage
+    from optcov.methods import find_method
+    from optcov.report.likelihood_plots import plot_lengths
+
+    row = find_method(method)
+    if row.covariance is None or not row.eta:
+        raise ValueError(
+            f"{row.name} has no finite variational bound to optimise; choose a method with eta > 0, such as NPR-DDPM"
+        )
+    options = SweepOptions(
+        bundle, data, times, row.covariance, row.eta, last_variance, "exact", seed, schedule, batch_size
+    )
+    with storage.directory_lock(out):
+        table = run_sweep(options, "train", images, out)
+    best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), last_variance)
+    bundles.load(bundle, schedule).with_trajectories(row.name, list(best.values())).save(bundle)
+    plot_lengths({K: best[K].times for K in _shown(best)}, out / "times.png", row.name)
+    if diffusers is not None:
+        storage.write_json(diffusers, {str(K): path.diffusers_timesteps() for K, path in best.items()})
+    scores = {K: table.score(row.covariance, path, last_variance) for K, path in best.items()}
+    if json:
+        print_json({str(K): {"times": list(path.times), "bits_per_dim": scores[K].mean} for K, path in best.items()})
+        return
+    print_table(
+        f"{row.name}: optimal trajectories, bits/dim on the images that chose them",
+        ("K", "bits/dim", "times"),
+        [(K, scores[K], _short(best[K].times)) for K in _shown(best)],
+    )
+    finish(bundle, f"optcov bpd {bundle} {data}")
+
+
+def _shown(best: Mapping[int, object]) -> list[int]:
+    return [K for K in sorted({2, 5, 10, 25, 50, 100, 200, max(best)}) if K in best]
+
+
+def _short(times: Sequence[float]) -> str:
+    return ", ".join(f"{t:g}" for t in times) if len(times) <= 8 else f"{times[0]:g}, {times[1]:g}, ... {times[-1]:g}"

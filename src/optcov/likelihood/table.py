@@ -1,0 +1,92 @@
+"""The paper's table of likelihoods (tab:bpd) from two sweeps.
+
+Optimal trajectories (OT) are chosen on the table of training images, then both they and even ones (ET) are scored on
+the table of test images: every design and every K, without another evaluation of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any, final
+
+import torch
+
+from optcov.likelihood.costs import CostTable, TimeGrid
+from optcov.likelihood.statistics import Estimate, estimate, paired_difference
+from optcov.trajectory import Trajectory
+
+
+@final
+@dataclass(frozen=True)
+class LikelihoodRow:
+    """One number of the table."""
+
+    design: str
+    kind: str  # "ET" or "OT"
+    K: int
+    times: tuple[float, ...]
+    bits_per_dim: Estimate  # of test images; the standard error is over groups of images, or over repeats
+    difference: Estimate | None  # to the design "npr" on the same images, same kind and K
+    terms: tuple[float, ...]  # nats per image: reconstruction, transitions by ascending s, prior
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self) | {"times": list(self.times), "terms": list(self.terms)}
+
+
+def likelihood_table(
+    train: CostTable, test: CostTable, lengths: Sequence[int], last_variance: str = "paper"
+) -> list[LikelihoodRow]:
+    """Every design by ET and OT at every K that the grid of times has room for."""
+    if train.grid.times != test.grid.times:
+        raise ValueError("the two tables were swept over different times; sweep them over the same grid")
+    lengths = [K for K in sorted(set(lengths)) if 2 <= K <= len(test.grid)]
+    if not lengths:
+        raise ValueError(f"no length lies in 2..{len(test.grid)}, which the grid of times has room for")
+    scored = {}
+    for design in test.designs:
+        best = train.optimal_all(design, lengths[-1], last_variance)
+        for kind, K in ((kind, K) for kind in ("ET", "OT") for K in lengths):
+            trajectory = best[K] if kind == "OT" else even_on_grid(test.grid, K)
+            scored[design, kind, K] = (trajectory, test.group_terms(design, trajectory, last_variance))
+    bits = {key: test.to_bits_per_dim(terms) for key, (_, terms) in scored.items()}
+    rows = []
+    for (design, kind, K), (trajectory, terms) in scored.items():
+        reference = bits.get(("npr", kind, K))
+        rows.append(
+            LikelihoodRow(
+                design=design,
+                kind=kind,
+                K=K,
+                times=trajectory.times,
+                bits_per_dim=estimate(bits[design, kind, K], test.images),
+                difference=None
+                if reference is None or design == "npr"
+                else paired_difference(bits[design, kind, K], reference, test.images),
+                terms=(*(terms.sum(1) / test.images.sum()).tolist(), test.prior),
+            )
+        )
+    return rows
+
+
+def even_on_grid(grid: TimeGrid, K: int) -> Trajectory:
+    """K evenly spaced times of a grid from its first to its last; Trajectory.even if the grid has all times."""
+    last = len(grid) - 1
+    return Trajectory([grid.times[round(Fraction(i * last, K - 1))] for i in range(K)])
+
+
+def pool_repeats(repeats: Sequence[Sequence[LikelihoodRow]]) -> list[LikelihoodRow]:
+    """Join tables of the same rows by different seeds (tab:ll_var): the mean, and the deviation over seeds.
+
+    The standard error becomes the standard deviation of one run, which is what the paper reports; times and terms are
+    those of the first run.
+    """
+    pooled = []
+    for same in zip(*repeats, strict=True):
+        values = torch.tensor([row.bits_per_dim.mean for row in same], dtype=torch.float64)
+        deviation = float(values.std()) if len(values) > 1 else None
+        bits = Estimate(float(values.mean()), deviation, len(values))
+        pooled.append(replace(same[0], bits_per_dim=bits))
+    return pooled

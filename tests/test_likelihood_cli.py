@@ -1,0 +1,96 @@
+"""`optcov bpd` and `optcov trajectory` on a bundle of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from optcov import Schedule, bundle
+from optcov.cli import app
+from optcov.likelihood import Estimate, LikelihoodRow, pool_repeats
+from small_bundles import SHAPE, small_bundle
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("likelihood")
+    small_bundle(Schedule.linear(40)).save(directory / "small")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8)
+    np.save(directory / "images.npy", pixels)
+    return directory
+
+
+def run(*arguments: object) -> str:
+    result = runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) -> None:
+    options = ("--images", 4, "--train-images", 12, "--steps", "2,5,10,1000", "--times", 20, "--out", tmp_path)
+    shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--json"))
+    rows = shown["rows"]
+    designs = {row["design"] for row in rows}
+    assert designs == {"beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr"}
+    assert len(rows) == len(designs) * 2 * 3  # K = 1000 does not fit on 20 times
+    for row in rows:
+        assert len(row["times"]) == row["K"]
+        assert len(row["terms"]) == row["K"] + 1
+        bits = sum(row["terms"]) / (8 * 8) / np.log(2)
+        assert row["bits_per_dim"]["mean"] == pytest.approx(bits, rel=1e-9)
+    assert shown == json.loads((tmp_path / "table.json").read_text())
+    for name in ("bits-per-dim.png", "terms.png", "times.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    again = run("bpd", saved / "small", saved / "images.npy", *options)  # from the states of the sweeps
+    assert "ET npr" in again
+    assert "OT sn" in again
+
+
+def test_repeats_report_the_deviation_over_seeds(saved: Path, tmp_path: Path) -> None:
+    options = ("--images", 2, "--train-images", 2, "--steps", "3", "--times", 5, "--designs", "npr", "--out", tmp_path)
+    shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--repeats", 3, "--json"))
+    assert [row["kind"] for row in shown["rows"]] == ["ET", "OT"]
+    for row in shown["rows"]:
+        assert row["bits_per_dim"]["count"] == 3
+        assert row["bits_per_dim"]["standard_error"] > 0
+
+
+def test_pooling_takes_the_deviation_of_one_run() -> None:
+    rows = [LikelihoodRow("npr", "ET", 2, (1, 2), Estimate(bits, 0.1, 8), None, ()) for bits in (3.0, 4.0, 5.0)]
+    (pooled,) = pool_repeats([[row] for row in rows])
+    assert pooled.bits_per_dim == Estimate(4.0, 1.0, 3)
+
+
+def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "timesteps.json"
+    options = ("--images", 4, "--max-steps", 6, "--out", tmp_path / "state", "--diffusers", exported)
+    shown = json.loads(run("trajectory", saved / "small", saved / "images.npy", *options, "--json"))
+    assert list(shown) == ["1", "2", "3", "4", "5", "6"]
+    loaded = bundle.load(saved / "small")
+    for K, entry in shown.items():
+        assert list(loaded.trajectory(int(K), "optimal", "NPR-DDPM").times) == entry["times"]
+        assert json.loads(exported.read_text())[K] == [t - 1 for t in reversed(entry["times"])]
+    assert (tmp_path / "state" / "times.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bpd", "small", "images.npy", "--steps", "ten"], "not a list of whole numbers"),
+        (["bpd", "small", "images.npy", "--eta", "0", "--times", "5"], "infinite"),
+        (["bpd", "small", "images.npy", "--last-variance", "big", "--times", "5"], "unknown last_variance"),
+        (["bpd", "small", "images.npy", "--designs", "range", "--times", "5", "--images", "2"], "head 'range'"),
+        (["trajectory", "small", "images.npy", "--method", "DDIM"], "no finite variational bound"),
+    ],
+)
+def test_mistakes_are_one_sentence(saved: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    command, model, data, *rest = arguments
+    result = runner.invoke(app, [command, str(saved / model), str(saved / data), *rest, "--out", str(tmp_path)])
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)
