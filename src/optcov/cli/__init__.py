@@ -22,7 +22,10 @@ COMMANDS = {  # file name -> heading under which the help lists it
     "frechet": USE,
     "data": MAKE,
     "sample": USE,
+    "bpd": USE,
+    "trajectory": USE,
     "train": MAKE,
+    "fit": MAKE,
     "import_": MAKE,
 }
 
