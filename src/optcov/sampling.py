@@ -19,6 +19,7 @@ from optcov.gaussian import Gaussian
 from optcov.noise import batch_noise
 from optcov.reverse import ReverseProcess
 from optcov.trajectory import Trajectory
+from optcov.watch import FiniteWatch
 
 StepNoise = Callable[[float, float], Tensor]
 LAST_STEPS = ("mean", "draw")
@@ -95,11 +96,11 @@ def sample(
         x = drawn(0) * _prior_std(process, trajectory.times[-1])
     else:
         x, dtype, device = start, start.dtype, start.device
-    watch = _FiniteWatch(shape[0], x.device)
+    watch = FiniteWatch(x)
     with nullcontext() if differentiable else torch.no_grad():
         for number, (t, s) in enumerate(trajectory.descending(), start=1):
             prediction = process.predict(x, t)
-            watch.look(prediction.bad_samples(), number)
+            watch.mark(prediction.bad_samples(), t)
             step = process.step_from(prediction, x, t, s)
             if s == trajectory.times[0] and cap is not None:
                 step = Gaussian(step.mean, step.covariance.clamped(cap)[0])
@@ -110,7 +111,7 @@ def sample(
             if callback is not None:
                 callback(Step(t, s, x, step, x_s))
             x = x_s
-    watch.require_finite(trajectory)
+    watch.require_finite()
     return x
 
 
@@ -151,27 +152,6 @@ def generate(
             device=device,
         )
         yield Batch(drawn, indices)
-
-
-class _FiniteWatch:
-    """Remembers on the device which samples went bad first at which step; read once, at the end."""
-
-    def __init__(self, batch: int, device: torch.device):
-        self._first_bad = torch.zeros(batch, dtype=torch.long, device=device)
-
-    def look(self, bad: Tensor, number: int) -> None:
-        self._first_bad = torch.where(bad & (self._first_bad == 0), number, self._first_bad)
-
-    def require_finite(self, trajectory: Trajectory) -> None:
-        first_bad = self._first_bad.cpu()
-        samples = first_bad.nonzero().flatten().tolist()
-        if samples:
-            number = int(first_bad[samples].min())
-            t = trajectory.times[-number]
-            raise ValueError(
-                f"the network returned NaN or infinity: first at step {number} (time {t}), in samples {samples[:10]}"
-                f"{' and others' if len(samples) > 10 else ''}; check its input scale, its weights and its precision"
-            )
 
 
 def variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | None:

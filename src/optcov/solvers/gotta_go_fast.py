@@ -22,8 +22,9 @@ from torch import Tensor
 from optcov.gaussian import per_sample
 from optcov.prediction import Network
 from optcov.schedule import Schedule
-from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult, bad_value_message
+from optcov.solvers.result import NoiseSource, SolverResult
 from optcov.solvers.reverse_sde import END_TIME, ReverseSDE, check_end_time
+from optcov.watch import FiniteWatch, bad_value_message
 
 EIGHT_BIT_TOLERANCE = 0.0078  # e_abs for images in [-1, 1]: one of 256 levels
 SAFETY, EXPONENT = 0.9, 0.9

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from optcov.prediction import Network
 from optcov.schedule import Schedule
-from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult, bad_value_message
+from optcov.solvers.result import NoiseSource, SolverResult
 from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE, check_end_time
+from optcov.watch import FiniteWatch, bad_value_message
 
 
 @torch.no_grad()

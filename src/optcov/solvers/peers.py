@@ -19,7 +19,8 @@ from torch import Tensor
 from optcov.noise import image_generator
 from optcov.prediction import Network
 from optcov.schedule import DiscreteSchedule, Schedule
-from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult
+from optcov.solvers.result import NoiseSource, SolverResult
+from optcov.watch import FiniteWatch
 
 
 @final

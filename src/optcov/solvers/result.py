@@ -1,4 +1,4 @@
-"""What a solver returns, the noise it draws, and the watch that keeps NaN from leaving it."""
+"""What a solver returns, and the noise it draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from optcov.noise import batch_noise
@@ -52,35 +51,3 @@ class NoiseSource:
         """Noise for some rows of the batch, (len(rows), *D)."""
         images = [self._indices[row] for row in rows]
         return batch_noise(self._seed, images, number, self._like.shape[1:], self._like.dtype).to(self._like.device)
-
-
-@final
-class FiniteWatch:
-    """Remembers on the device which samples went bad at which step; read once, at the end."""
-
-    def __init__(self, x: Tensor):
-        self._first_bad = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        self._times: list[float] = []
-
-    def look(self, x: Tensor, t: float) -> None:
-        """Look at the result (B, *D) of the step that started at time t."""
-        self._times.append(t)
-        bad = ~x.isfinite().flatten(1).all(1)
-        self._first_bad = torch.where(bad & (self._first_bad == 0), len(self._times), self._first_bad)
-
-    def require_finite(self) -> None:
-        """Raise a ValueError that names step, time and samples, if there was a bad one."""
-        first_bad = self._first_bad.cpu()
-        samples = first_bad.nonzero().flatten().tolist()
-        if samples:
-            number = int(first_bad[samples].min())
-            raise ValueError(bad_value_message(number, self._times[number - 1], samples))
-
-
-def bad_value_message(number: int, t: float, samples: Sequence[int]) -> str:
-    """Say where a solver met NaN or infinity."""
-    return (
-        f"NaN or infinity: first at step {number} (time {t}), in samples {list(samples[:10])}"
-        f"{' and others' if len(samples) > 10 else ''}; check the network's input scale, weights and "
-        f"precision, or take more steps"
-    )

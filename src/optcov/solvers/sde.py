@@ -11,9 +11,10 @@ from optcov.forward import ForwardProcess
 from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
-from optcov.solvers.result import FiniteWatch, NoiseSource, SolverResult, StepNoise
+from optcov.solvers.result import NoiseSource, SolverResult, StepNoise
 from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE
 from optcov.trajectory import Trajectory
+from optcov.watch import FiniteWatch
 
 
 @torch.no_grad()

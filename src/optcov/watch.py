@@ -1,0 +1,44 @@
+"""The watch that keeps NaN from leaving a long loop without making the loop wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+class FiniteWatch:
+    """Remembers on the device which samples of x (B, *D) went bad at which step; read once, at the end."""
+
+    def __init__(self, x: Tensor):
+        self._first_bad = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        self._times: list[float] = []
+
+    def look(self, x: Tensor, t: float) -> None:
+        """Look at the result (B, *D) of the step that started at time t."""
+        self.mark(~x.isfinite().flatten(1).all(1), t)
+
+    def mark(self, bad: Tensor, t: float) -> None:
+        """Take note of the samples (B,) that went bad in the step that started at time t."""
+        self._times.append(t)
+        self._first_bad = torch.where(bad & (self._first_bad == 0), len(self._times), self._first_bad)
+
+    def require_finite(self) -> None:
+        """Raise a ValueError that names step, time and samples, if there was a bad one."""
+        first_bad = self._first_bad.cpu()
+        samples = first_bad.nonzero().flatten().tolist()
+        if samples:
+            number = int(first_bad[samples].min())
+            raise ValueError(bad_value_message(number, self._times[number - 1], samples))
+
+
+def bad_value_message(number: int, t: float, samples: Sequence[int]) -> str:
+    """Say where a solver met NaN or infinity."""
+    return (
+        f"NaN or infinity: first at step {number} (time {t}), in samples {list(samples[:10])}"
+        f"{' and others' if len(samples) > 10 else ''}; check the network's input scale, weights and "
+        f"precision, or take more steps"
+    )
