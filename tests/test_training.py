@@ -1,0 +1,318 @@
+"""Stage 1: batches, losses, the loop, and a run that is killed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from optcov import ForwardProcess, Schedule
+from optcov.data import ImageSet
+from optcov.networks import Backbone, HeadedNetwork
+from optcov.prediction import NoisePrediction
+from optcov.training import Batches, JointObjective, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads
+from optcov.training.batches import draw_times, step_generator
+from optcov.training.checkpoint import Checkpoint, CheckpointStore
+from optcov.training.losses import noise_loss, squared_error
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
+
+
+class Net(nn.Module):
+    """A network of a few hundred weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(1, 8, 3, padding=1)
+        self.time_embedding = nn.Linear(1, 8)
+        self.conv_norm_out = nn.GroupNorm(4, 8)
+        self.conv_out = nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, x, time):
+        hidden = self.body(x) + self.time_embedding(time[:, None] / 1000)[..., None, None]
+        return self.conv_out(torch.nn.functional.silu(self.conv_norm_out(hidden)))
+
+
+def tiny_network(schedule=None) -> HeadedNetwork:
+    torch.manual_seed(0)
+    return HeadedNetwork(Backbone.unet(Net()), schedule or Schedule.vp_sde())
+
+
+def images(count: int = 40) -> ImageSet:
+    generator = torch.Generator().manual_seed(2)
+    return ImageSet(torch.randint(0, 256, (count, 1, 8, 8), generator=generator, dtype=torch.uint8))
+
+
+def training(directory: Path, steps: int = 6, network=None, **options) -> Training:
+    network = network or tiny_network()
+    config = TrainingConfig(
+        **{"steps": steps, "batch_size": 4, "learning_rate": 1e-2, "checkpoint_every": 2, **options}
+    )
+    return Training(NoiseObjective(network), Batches(images(), network.schedule, 4), config, directory)
+
+
+def weights(network: HeadedNetwork) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# losses
+
+
+def golden_loss_inputs():
+    full = GOLDEN["inputs_full"]
+    shape = (2, 1, 4, 4)
+    x_0 = torch.tensor(full["u8"], dtype=torch.float64).reshape(shape) / 127.5 - 1
+    eps = torch.tensor(full["eps"], dtype=torch.float64).reshape(shape)
+    times = torch.tensor([3, 700])
+    x_t = ForwardProcess(Schedule.linear()).diffuse(x_0, times, eps)
+    t = times.double()[:, None, None, None]
+    eps_hat = 0.9 * torch.tanh(x_t * (1 + 0.001 * t))
+    g = 0.2 + 0.1 * torch.cos(x_t + 0.002 * t)
+    h = eps_hat**2 + 0.3 + 0.1 * torch.sin(2 * x_t + 0.001 * t)
+    return eps, NoisePrediction(eps_hat, {"sn": h, "npr": g})
+
+
+def test_the_four_losses_are_the_authors():
+    eps, prediction = golden_loss_inputs()
+    residual, g = (eps - prediction.noise).square(), prediction.head("npr")
+    ours = {
+        "dsm": noise_loss(eps, prediction.noise),
+        "SN (dt_dsdm, eps_eps2)": squared_error(eps.square(), prediction.head("sn")),
+        "NPR (dt_dsdm_err, eps_epsc)": squared_error(residual, g),
+        "variant dt_dsdm with eps_epsc: |eps^2-(g+eps_hat^2)|^2": squared_error(
+            eps.square(), g + prediction.noise.square()
+        ),
+    }
+    for name, values in GOLDEN["training_loss"]["values"].items():
+        assert ours[name].tolist() == pytest.approx(values, rel=1e-10), name
+
+
+def test_the_noise_objective_is_the_mean_square_over_pixels():
+    network = tiny_network()
+    batch = Batches(images(), network.schedule, 4)(1)
+    x_t = ForwardProcess(network.schedule).diffuse(batch.x_0, batch.times, batch.noise)
+    expected = (batch.noise - network(x_t, batch.times).noise).square().flatten(1).mean(1)
+    assert torch.allclose(NoiseObjective(network)(batch), expected)
+
+
+# batches
+
+
+def test_a_step_has_the_same_batch_whatever_came_before():
+    batches = Batches(images(), Schedule.vp_sde(), 16, seed=3, flip=True)
+    later = batches(7)
+    for step in (1, 2, 3):
+        batches(step)
+    again = batches(7)
+    assert all(torch.equal(getattr(later, name), getattr(again, name)) for name in ("x_0", "times", "noise"))
+    assert not torch.equal(batches(8).noise, later.noise)
+
+
+def test_every_image_is_seen_once_per_epoch():
+    batches = Batches(images(40), Schedule.vp_sde(), 16)
+    order = torch.cat([batches._indices(step) for step in range(1, 6)])
+    assert len(order) == 80
+    assert sorted(order[:40].tolist()) == sorted(order[40:].tolist()) == list(range(40))
+
+
+def test_times_are_stratified_over_the_training_range():
+    times = draw_times(Schedule.vp_sde(), 1000, step_generator(0, "test", 0))
+    assert 1e-5 <= float(times.min()) < 1e-3
+    assert float(times.max()) <= 1
+    assert torch.histc(times, 10, 0, 1).tolist() == pytest.approx([100] * 10, abs=1)
+    steps = draw_times(Schedule.linear(), 5000, step_generator(0, "test", 1))
+    counts = torch.bincount(steps, minlength=1001)
+    assert int(counts[0]) == 0
+    assert int(counts[1:].min()) >= 3
+    assert int(steps.max()) == 1000
+
+
+def test_flips_are_mirror_images():
+    plain, flipped = (Batches(images(), Schedule.vp_sde(), 16, flip=flip)(1).x_0 for flip in (False, True))
+    for a, b in zip(plain, flipped, strict=True):
+        assert torch.equal(a, b) or torch.equal(a.flip(-1), b)
+    assert not torch.equal(plain, flipped)
+
+
+# schedule of the optimizer
+
+
+def test_learning_rate_and_average_follow_their_formulas():
+    config = TrainingConfig(steps=110, warmup=10, learning_rate=2.0, ema=0.99)
+    rates = [config.learning_rate_at(step) for step in (1, 5, 10, 60, 110)]
+    assert rates == pytest.approx([0.2, 1.0, 2.0, 1.0, 0.0], abs=1e-12)
+    assert [config.ema_decay_at(n) for n in (0, 1, 90, 10_000)] == pytest.approx([0.1, 2 / 11, 0.91, 0.99])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"batch_size": 0}, {"learning_rate": -1.0}, {"ema": 1.0}, {"decay": "steps"}, {"clip": 0.0}]
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(TrainingError, match=next(iter(wrong))):
+        TrainingConfig(**{"steps": 1, **wrong})
+
+
+# the loop
+
+
+def test_training_lowers_the_loss_and_leaves_the_average_in_the_network(tmp_path):
+    network = tiny_network()
+    run = training(tmp_path, 60, network, ema=0.5)
+    losses = [record.loss for record in run.run()]
+    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
+    assert same({f"network.{k}": v for k, v in network.state_dict().items()}, run.average)
+
+
+def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
+    whole, halves = tiny_network(), tiny_network()
+    list(training(tmp_path / "a", network=whole).run())
+    for record in training(tmp_path / "b", network=halves).run():
+        if record.step == 5:  # one step beyond the checkpoint of step 4
+            break
+    again = tiny_network()
+    steps = [record.step for record in training(tmp_path / "b", network=again).run()]
+    assert steps == [5, 6]
+    assert same(weights(whole), weights(again))
+    logged = [json.loads(line)["step"] for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
+    assert logged == [6]
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    first, second = tiny_network(), tiny_network()
+    list(training(tmp_path, network=first).run())
+    assert list(training(tmp_path, network=second).run()) == []
+    assert same(weights(first), weights(second))
+
+
+def test_other_settings_do_not_continue_a_run(tmp_path):
+    list(training(tmp_path).run())
+    with pytest.raises(TrainingError, match=r"learning_rate = 0.01, not 0.5"):
+        list(training(tmp_path, learning_rate=0.5).run())
+
+
+def test_the_retention_rule_keeps_the_latest_the_multiples_and_the_best(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2, keep_every=4)
+    for step in range(1, 10):
+        store.save(Checkpoint(step, {}, {}, {}, {}, best=(3, 0.5) if step >= 3 else None))
+    assert store.steps() == [3, 4, 8, 9]
+    assert store.latest().best == (3, 0.5)
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_score(tmp_path):
+    scores = iter([3.0, 1.0, 2.0])
+    network = tiny_network()
+    config = TrainingConfig(steps=6, batch_size=4, checkpoint_every=2, keep=1)
+    run = Training(
+        NoiseObjective(network), Batches(images(), network.schedule, 4), config, tmp_path, score=lambda: next(scores)
+    )
+    list(run.run())
+    assert run.store.steps() == [4, 6]
+    assert run.store.latest().best == (4, 1.0)
+
+
+def test_a_nan_loss_stops_with_the_last_checkpoint_intact(tmp_path):
+    network = tiny_network()
+    run = training(tmp_path, network=network)
+    records = run.run()
+    assert [next(records).step for _ in range(3)] == [1, 2, 3]
+    with torch.no_grad():
+        network.backbone.module.body.weight[0] = float("nan")
+    with pytest.raises(TrainingError, match=r"loss is nan.*step 4.*checkpoint of step 2 is intact"):
+        next(records)
+    saved = CheckpointStore(tmp_path / "checkpoints", 2).latest()
+    assert saved.step == 2
+    assert all(bool(value.isfinite().all()) for value in saved.weights.values())
+
+
+def test_a_full_disk_stops_with_the_last_checkpoint_intact(tmp_path, monkeypatch):
+    records = training(tmp_path).run()
+    assert [next(records).step for _ in range(3)] == [1, 2, 3]
+    real = os.fsync
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match=r"step-00000004.*No space left"):
+        next(records)
+    monkeypatch.setattr(os, "fsync", real)
+    assert CheckpointStore(tmp_path / "checkpoints", 2).latest().step == 2
+    assert not list((tmp_path / "checkpoints").glob("*.part"))
+
+
+def test_two_processes_do_not_share_a_run(tmp_path):
+    first = training(tmp_path).run()
+    next(first)
+    with pytest.raises(ValueError, match="in use by another process"):
+        next(training(tmp_path).run())
+
+
+def test_joint_training_moves_backbone_and_heads(tmp_path):
+    network = tiny_network()
+    tasks = new_heads(network, images().unit(torch.arange(1)), ["sn", "npr"], kind="conv")
+    before = weights(network)
+    objective = JointObjective(network, tasks)
+    config = TrainingConfig(steps=3, batch_size=4, learning_rate=1e-2, ema=0.0)
+    list(Training(objective, Batches(images(), network.schedule, 4), config, tmp_path).run())
+    assert not same(before, weights(network))
+    assert all(bool((task.module.conv.weight != 0).any()) for task in tasks.values())
+
+
+# the command, killed for real
+
+
+def write_npz(path: Path) -> Path:
+    np.savez(path, images=np.random.default_rng(0).integers(0, 256, (32, 8, 8, 1), dtype=np.uint8))
+    return path
+
+
+def command(data: Path, out: Path, *more: str) -> list[str]:
+    options = "--steps 8 --batch-size 4 --channels 8,8 --groups 4 --head-dim 8 --checkpoint-every 1 --warmup 2"
+    return [sys.executable, "-m", "optcov", "train", str(data), "--out", str(out), *options.split(), *more]
+
+
+def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=one_thread())
+
+
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_a_killed_training_ends_with_exactly_the_weights_of_an_uninterrupted_one(tmp_path):
+    data = write_npz(tmp_path / "images.npz")
+    killed = subprocess.Popen(command(data, tmp_path / "b"), stderr=subprocess.DEVNULL, env=one_thread())
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "b" / "checkpoints").glob("step-0000000[3-6]*")):
+        assert time.monotonic() < deadline
+        assert killed.poll() is None, "the training ended before it could be killed"
+        time.sleep(0.002)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert not (tmp_path / "b" / "unet").exists()
+    whole = run_command(command(data, tmp_path / "a"))
+    resumed = run_command(command(data, tmp_path / "b"))
+    assert whole.returncode == resumed.returncode == 0, whole.stderr + resumed.stderr
+    name = "unet/diffusion_pytorch_model.safetensors"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_missing_data_is_one_sentence_and_exit_code_2(tmp_path):
+    result = run_command(command(tmp_path / "nothing", tmp_path / "run"))
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "nothing" in result.stderr
+    assert "Traceback" not in result.stderr
