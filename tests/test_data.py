@@ -6,7 +6,10 @@ import json
 import pickle
 import struct
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -342,6 +345,28 @@ def test_data_command_fetches_verifies_and_keeps_what_is_whole(tmp_path: Path, m
     list(fetch.fetch("fashion-mnist", target, source))
     assert kept.stat().st_mtime_ns == kept_time
     assert damaged.read_bytes() == (source / damaged.name).read_bytes()
+
+
+def test_files_come_from_a_mirror_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = small_data_set(tmp_path, monkeypatch)
+    handler = partial(QuietHandler, directory=str(source))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        mirror = f"http://127.0.0.1:{server.server_port}"
+        seen: list[tuple[str, int, int | None]] = []
+        paths = list(fetch.fetch("fashion-mnist", tmp_path / "here", mirror, lambda *state: seen.append(state)))
+        with pytest.raises(data.DataError, match=r"cannot fetch .*not found"):
+            list(fetch.fetch("fashion-mnist", tmp_path / "there", f"{mirror}/nowhere"))
+        server.shutdown()
+    assert [path.read_bytes() for path in paths] == [(source / path.name).read_bytes() for path in paths]
+    assert all(done == size for _, done, size in seen)
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files without a line per request."""
+
+    def log_message(self, *arguments: object) -> None:
+        return
 
 
 def test_what_does_not_match_its_checksum_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

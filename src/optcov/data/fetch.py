@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import io
 import shutil
 import tarfile
@@ -145,8 +146,8 @@ def _bring(base: str, file: RemoteFile, target: Path, progress: Progress | None)
     try:
         with _open(base, file.name) as stream:
             content = _read(stream, file, progress)
-    except OSError as error:
-        reason = getattr(error, "reason", None) or error.strerror or error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise DataError(
             f"cannot fetch {file.name} from {base}: {reason}; fetch it by other means and pass its directory (--from)"
         ) from error
