@@ -31,4 +31,4 @@ def command(
     sets = [data.load(directory, split) for split in ("train", "test")]
     rows = [(images.name, len(images), " x ".join(map(str, images.shape)), images.checksum[:16]) for images in sets]
     print_table(f"{name}; licence: {data_set.licence}", ("set", "images", "shape", "checksum"), rows)
-    finish(directory, f"optcov train --data {directory}")
+    finish(directory, f"optcov train {directory} --out runs/{directory.name}")
