@@ -25,6 +25,7 @@ from optcov.networks import (
     fingerprint,
     head_config,
 )
+from optcov.networks.thin import ThinConv2d, thin_weight_gradient
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
 
@@ -120,6 +121,17 @@ def test_a_head_is_rebuilt_from_its_config_and_starts_flat(head):
     assert out.shape == (2, 3, 5, 5)
     assert torch.equal(out, again(features, time, *more))
     assert out.std() == 0  # the last layer starts at zero
+
+
+def test_a_thin_convolution_is_a_convolution_with_its_gradient():
+    thin, plain = ThinConv2d(5, 2).double(), nn.Conv2d(5, 2, 3, padding=1).double()
+    plain.load_state_dict(thin.state_dict())
+    x = torch.randn(3, 5, 7, 6, dtype=torch.float64)
+    out, expected = thin(x), plain(x)
+    assert torch.allclose(out, expected, rtol=1e-12, atol=1e-12)
+    gradient = torch.randn_like(out)
+    expected.backward(gradient)
+    assert torch.allclose(thin_weight_gradient(x, gradient), plain.weight.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_exponential_heads_are_positive_and_finite_for_wild_features():

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from optcov.networks.thin import ThinConv2d
+
 TRANSFORMS = ("exp", "linear")
 
 # exp() of anything beyond would only turn a far outlier into infinity; trained heads stay within (-15, 5)
@@ -101,7 +103,7 @@ class ConvHead(Head):
             "transform": transform,
         }
         self.norm = _group_norm(groups, in_channels, eps)
-        self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.conv = ThinConv2d(in_channels, out_channels)
         self._start_at_zero()
 
     @property
@@ -162,7 +164,7 @@ class ResidualHead(Head):
         self.conv2 = nn.Conv2d(hidden, hidden, 3, padding=1)
         self.shortcut = nn.Identity() if hidden == in_channels else nn.Conv2d(in_channels, hidden, 1)
         self.norm = _group_norm(groups, hidden, eps)
-        self.conv = nn.Conv2d(hidden, out_channels, 3, padding=1)
+        self.conv = ThinConv2d(hidden, out_channels)
         self._start_at_zero()
 
     @property
@@ -238,7 +240,7 @@ class TimedHead(Head):
         self.knots = tuple(float(knot) for knot in knots)
         self.parts = len(knots)
         self.norm = _group_norm(groups, in_channels, eps)
-        self.conv = nn.Conv2d(in_channels, len(knots) * out_channels, 3, padding=1)
+        self.conv = ThinConv2d(in_channels, len(knots) * out_channels)
         self.scale_levels: Tensor
         self.log_scale: Tensor
         self.log_gain: Tensor

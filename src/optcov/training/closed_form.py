@@ -23,10 +23,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.grad import conv2d_weight
 
 from optcov.gaussian import per_sample
 from optcov.networks.heads import Head, TimedHead
+from optcov.networks.thin import thin_convolution, thin_weight_gradient
 from optcov.training.config import TrainingError
 from optcov.training.targets import Regression
 
@@ -147,8 +147,7 @@ def apply(head: Head, rows: Rows, weights: Tensor) -> Tensor:
     kernel = shaped[:, :-1].transpose(1, 2).flatten(0, 1)  # (K C, P - 1)
     bias = shaped[:, -1].flatten()
     if isinstance(head.last, nn.Conv2d):
-        kernel = kernel.reshape(len(bias), rows.inputs.shape[1], *head.last.kernel_size)
-        values = functional.conv2d(rows.inputs, kernel, bias, padding=1)
+        values = thin_convolution(rows.inputs, kernel.reshape(len(bias), -1, 3, 3), bias)
     else:
         values = functional.linear(rows.inputs, kernel, bias)
     return torch.einsum("bk,bk...->b...", parts, values.reshape(len(values), parts.shape[1], -1, *values.shape[2:]))
@@ -159,9 +158,8 @@ def transposed_product(head: Head, rows: Rows, residual: Tensor) -> Tensor:
     parts = hats(head, rows.log_snr)
     spread = torch.einsum("bk,b...->bk...", parts, residual).flatten(1, 2)  # (B, K C, *D)
     if isinstance(head.last, nn.Conv2d):
-        shape = (spread.shape[1], rows.inputs.shape[1], *head.last.kernel_size)
-        weight: Tensor = conv2d_weight(rows.inputs, shape, spread, padding=1)  # type: ignore[no-untyped-call]
-        product = torch.cat([weight.flatten(1), spread.sum((0, 2, 3))[:, None]], dim=1)  # (K C, P)
+        weight = thin_weight_gradient(rows.inputs, spread)
+        product = torch.cat([weight.flatten(1), spread.sum((0, 2, 3), dtype=torch.float64)[:, None]], dim=1)  # (K C, P)
     else:
         product = torch.cat([spread.T @ rows.inputs, spread.sum(0)[:, None]], dim=1)
     return product.double().reshape(parts.shape[1], residual.shape[1], -1).transpose(1, 2).flatten(0, 1)
@@ -170,7 +168,8 @@ def transposed_product(head: Head, rows: Rows, residual: Tensor) -> Tensor:
 def store(head: Head, weights: Tensor) -> None:
     """Put weights (K P, C) into a head's last layer."""
     layer = head.last
-    assert isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None
+    assert isinstance(layer, nn.Conv2d | nn.Linear)
+    assert layer.bias is not None
     parts = head.parts if isinstance(head, TimedHead) else 1
     shaped = weights.reshape(parts, -1, weights.shape[1])
     with torch.no_grad():
