@@ -37,9 +37,9 @@ def atomic_writer(path: Path, text: bool = False) -> Iterator[IO[Any]]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~current_umask())
         os.replace(name, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -103,13 +103,15 @@ def directory_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _umask() -> int:
+def current_umask() -> int:
+    """The permissions that new files are denied."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Flush the names in a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optcov.bundle.errors import BundleError
+from optcov.storage import current_umask, sync_directory
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -31,10 +32,10 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
         raise BundleError(f"cannot write {target}: {error.strerror}") from error
     try:
         yield scratch
-        scratch.chmod(0o777 & ~_umask())
+        scratch.chmod(0o777 & ~current_umask())
         _sync_tree(scratch)
         _put_in_place(scratch, target)
-        _sync(target.parent)
+        sync_directory(target.parent)
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
@@ -76,18 +77,4 @@ def _exchange(first: Path, second: Path) -> bool:
 def _sync_tree(directory: Path) -> None:
     """Flush the directories; storage has flushed the files."""
     for path, _, _ in os.walk(directory, topdown=False):
-        _sync(Path(path))
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        sync_directory(Path(path))
