@@ -2,8 +2,8 @@
 
     python benchmarks/stage2.py [--repeats 15] [--batch 64]
 
-Ratios of medians of CPU time, interleaved within one process, so that a busy machine counts little. Measured are a step of AdamW
-on convolution heads, and a pass of Fisher scoring, each with its own forward pass of the backbone.
+Ratios of medians of CPU time, interleaved within one process, so that a busy machine counts little. Measured are a
+step of AdamW on convolution heads, and a pass of Fisher scoring, each with its own forward pass of the backbone.
 """
 
 from __future__ import annotations

@@ -349,3 +349,22 @@ def test_interpolation_error_falls_with_the_square_of_the_spacing():
         numbers = gather(measure(network, images(), time_grid(network.schedule, count), images=8))
         errors.append(interpolation_error(numbers, network.schedule, "mean_square_residual"))
     assert errors[1] < errors[0] / 4
+
+
+def test_a_timed_head_says_the_same_inside_a_diffusers_model():
+    from optcov.integrations.diffusers import UNetWithHead
+    from optcov.networks.unet import build_unet
+
+    schedule = Schedule.linear()
+    unet = build_unet((1, 8, 8), channels=(8, 16), groups=4, head_dim=8).eval()
+    network = HeadedNetwork(Backbone.unet(unet), schedule)
+    tasks, batches = fitting(network, ("sn",), kind="timed")
+    heads = fit_closed_form(network, tasks, batches, images=32).heads
+    fitted = HeadedNetwork(network.backbone, schedule, heads)
+    n = torch.arange(1, 1001)
+    wrapped = UNetWithHead.wrap(unet, heads["sn"], fitted.arguments(n).tolist(), schedule.log_snr(n).tolist())
+    x_t = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        prediction, inside = fitted(x_t, 300), wrapped(x_t, 299).sample
+    assert torch.equal(inside[:, :1], prediction.noise)
+    assert torch.allclose(inside[:, 1:], prediction.head("sn"), rtol=1e-5)

@@ -25,7 +25,8 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
     unet: the config of the U-Net, with its `_class_name`. head: the config of the head, or None for a network that
     only needs its times translated. time_arguments: what the U-Net takes as time at each timestep 0..N-1 of the
-    scheduler, or None if that is the timestep itself. in_channels and sample_size are what pipelines ask for.
+    scheduler, or None if that is the timestep itself. log_snrs: the log-SNR at each timestep, for heads that ask;
+    these take the U-Net's output for the predicted noise. in_channels and sample_size are what pipelines ask for.
     Use `wrap` to build one from parts at hand.
     """
 
@@ -37,6 +38,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         time_arguments: list[float] | None = None,
         in_channels: int = 3,
         sample_size: int | tuple[int, int] | None = None,
+        log_snrs: list[float] | None = None,
     ):
         super().__init__()
         name = unet.get("_class_name")
@@ -46,9 +48,15 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.moment_head = None if head is None else build_head(head)
         # not a buffer: a model moved to half precision would round the times with the weights
         self._time_arguments = None if time_arguments is None else torch.tensor(time_arguments, dtype=torch.float32)
+        self._log_snrs = None if log_snrs is None else torch.tensor(log_snrs, dtype=torch.float32)
 
     @staticmethod
-    def wrap(unet: nn.Module, head: Head | None, time_arguments: Sequence[float] | None = None) -> UNetWithHead:
+    def wrap(
+        unet: nn.Module,
+        head: Head | None,
+        time_arguments: Sequence[float] | None = None,
+        log_snrs: Sequence[float] | None = None,
+    ) -> UNetWithHead:
         """Join a U-Net and a head, which are shared, not copied."""
         config: Any = unet.config
         wrapped = UNetWithHead(
@@ -57,6 +65,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             None if time_arguments is None else [float(a) for a in time_arguments],
             config.in_channels,
             config.sample_size,
+            None if log_snrs is None else [float(level) for level in log_snrs],
         )
         wrapped.backbone, wrapped.moment_head = Backbone.unet(unet), head
         return wrapped.eval()  # type: ignore[no-any-return]
@@ -68,13 +77,20 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)))
         prediction = output.output
         if self.moment_head is not None:
-            moment = self.moment_head(output.features, output.time_embedding)
-            prediction = torch.cat([prediction[:, : sample.shape[1]], moment], dim=1)
+            noise = prediction[:, : sample.shape[1]]
+            levels = (
+                None if self._log_snrs is None else _at(self._log_snrs, timestep, sample.device).expand(len(sample))
+            )
+            moment = self.moment_head(output.features, output.time_embedding, levels, noise)
+            prediction = torch.cat([noise, moment], dim=1)
         return UNet2DOutput(sample=prediction) if return_dict else (prediction,)
 
     def _argument(self, timestep: int | float | Tensor, device: torch.device) -> Tensor:
         """The U-Net's time as float32: a Python number would be truncated there."""
         if self._time_arguments is None:
             return torch.as_tensor(timestep, dtype=torch.float32, device=device)
-        self._time_arguments = self._time_arguments.to(device)
-        return self._time_arguments[torch.as_tensor(timestep, device=device).long()]
+        return _at(self._time_arguments, timestep, device)
+
+
+def _at(table: Tensor, timestep: int | float | Tensor, device: torch.device) -> Tensor:
+    return table.to(device)[torch.as_tensor(timestep, device=device).long()]

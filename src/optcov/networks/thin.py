@@ -31,7 +31,8 @@ def thin_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # a pixel gives its share to its nine neighbours: seen from the pixel, the kernel is mirrored
     kernel = weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # (9 C, F)
     shares = torch.bmm(kernel.expand(len(x), -1, -1), x.flatten(2))  # (B, 9 C, H W); `@` would copy x to broadcast
-    return functional.fold(shares, x.shape[2:], 3, padding=1) + bias[:, None, None]
+    # under autocast the product is in half precision, and so is the result, as that of a convolution
+    return functional.fold(shares, x.shape[2:], 3, padding=1) + bias.to(shares.dtype)[:, None, None]
 
 
 def thin_weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:

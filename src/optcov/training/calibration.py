@@ -1,4 +1,4 @@
-"""Calibration: is the squared residual that a head predicts the one that is measured? In noise units, by decile of t."""
+"""Calibration: is the squared residual that a head predicts the one that is measured? In noise units, by part of t."""
 
 from __future__ import annotations
 

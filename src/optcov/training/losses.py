@@ -27,5 +27,5 @@ def squared_error(target: Tensor, estimate: Tensor) -> Tensor:
 
 
 def gamma_deviance(target: Tensor, log_estimate: Tensor) -> Tensor:
-    """y / g + log g by log g: -2 log-likelihood of a centred Gaussian with variance g and square y, up to a constant."""
+    """y / g + log g by log g: -2 log-likelihood of a Gaussian residual with square y and variance g, to a constant."""
     return sum_pixels(target * torch.exp(-log_estimate) + log_estimate)

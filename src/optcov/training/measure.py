@@ -156,7 +156,7 @@ def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) 
 def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) -> NumbersPerTime:
     """Numbers per time from single samples at random times, pooled in bins of the log-SNR.
 
-    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them on its way.
+    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them.
     """
     level = -schedule.log_snr(samples["time"])
     low, high = float(level.min()), float(level.max())
@@ -165,7 +165,8 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
     for number in sorted(set(bin_of.tolist())):
         inside = bin_of == number
         count = int(inside.sum())
-        columns["times"].append(float(samples["time"][inside].double().mean()))
+        time = float(samples["time"][inside].double().mean())
+        columns["times"].append(round(time) if schedule.steps else time)  # within the bin either way
         for name in ("mean_square_noise", "mean_square_residual"):
             values = samples[name][inside].double()
             columns[name].append(float(values.mean()))
