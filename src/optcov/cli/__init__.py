@@ -24,6 +24,7 @@ COMMANDS = {  # file name -> heading under which the help lists it
     "sample": USE,
     "bpd": USE,
     "trajectory": USE,
+    "table": USE,
     "train": MAKE,
     "fit": MAKE,
     "import_": MAKE,

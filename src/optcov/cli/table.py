@@ -1,0 +1,122 @@
+"""`optcov table`: a table of the paper on any bundle and data, ours beside the paper's."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from optcov.cli.console import errors, finish, output, print_json, print_table, track
+
+if TYPE_CHECKING:
+    from optcov.tables import Progress, TableResult, TableRun
+
+NAMES = "fid, timesteps, bpd, cost, iddpm, repeats, normalised or peers"
+
+
+def command(
+    name: str = typer.Argument(help=f"Which table: {NAMES}."),
+    bundle: str = typer.Option("fashion", help="A bundle: an embedded model's name, or a directory."),
+    data: str | None = typer.Option(None, help="Images with a train and a test split; default those of the model."),
+    out: Path = typer.Option(Path("out/tables"), help="Directory of the tables and their cells, shared by all tables."),
+    quick: bool = typer.Option(False, "--quick", help="Minutes on two cores."),
+    full: bool = typer.Option(False, "--full", help="As many images and steps as in the paper."),
+    schedules: str = typer.Option("", help="linear, cosine, vp_sde or own, by commas; default by bundle and size."),
+    features: str = typer.Option("", help="Feature extractor: fashion, lite0 or inception:FILE; default by shape."),
+    reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
+    paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
+    samples: int | None = typer.Option(None, min=4, help="Draw so many images for a distance."),
+    steps: str = typer.Option("", help="Numbers of steps K of fid and peers, by commas."),
+    optimal: bool = typer.Option(False, "--optimal", help="fid: also along the bundle's optimal trajectories."),
+    target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 steps."),
+    seed: int = typer.Option(0, help="Seed of all noise."),
+    batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
+    json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
+) -> None:
+    """Measure a table of the paper: ours beside the paper's, resumable, as Markdown, CSV, LaTeX and JSON."""
+    from dataclasses import replace
+
+    from optcov import bundle as bundles
+    from optcov import storage
+    from optcov.metrics import find_extractor
+    from optcov.tables import SIZES, TABLES, Evaluation, TableImages, table_run, write_table
+    from optcov.tables.published import check_setting
+    from optcov.tables.runs import made_by
+
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
+    if quick and full:
+        raise ValueError("--quick and --full exclude each other; leave both out for the middle size")
+    size = SIZES["quick" if quick else "full" if full else "middle"]
+    size = replace(size, samples=samples or size.samples, steps=_numbers(steps) or size.steps)
+    model = bundles.load(bundle)
+    evaluation = Evaluation(
+        model,
+        TableImages.load(data, model.name),
+        find_extractor(features or ("fashion" if model.image_shape == (1, 28, 28) else "lite0")),
+        size,
+        schedules=[part.strip() for part in schedules.split(",")] if schedules else None,
+        reference=reference,
+        paper=None if paper is None else check_setting(paper),
+        seed=seed,
+        batch_size=batch_size,
+    )
+    with storage.directory_lock(out):
+        run = table_run(name, evaluation, out, optimal=optimal, target=target)
+        _drain(run, name)
+        result = replace(run.table, made_by=made_by(_command(), evaluation))
+        paths = write_table(result, out)
+    if json:
+        print_json(result.to_json())
+        return
+    show(result)
+    finish(paths[0], f"optcov report {out} --bundle {bundle}")
+
+
+def show(result: TableResult) -> None:
+    """Print a finished table and what it says about the paper's claims."""
+    from optcov.tables.render import plain, section_title
+
+    for section in result.sections:
+        rows = [(row.name, *(_bold(plain(e, section), e.best) for e in row.entries)) for row in section.rows]
+        print_table(f"{result.title}: {section_title(section)}", ("", *section.columns), rows)
+    ticks = {True: "holds", False: "does not hold", None: "cannot be told"}
+    for claim in result.claims:
+        output.print(f"{ticks[claim.holds]}: {claim.statement} ({claim.evidence})", highlight=False, markup=False)
+    for note in result.notes:
+        output.print(note, highlight=False, markup=False)
+
+
+def _drain(run: TableRun[TableResult], name: str) -> None:
+    before = 0.0
+
+    def fresh(progress: Progress) -> int:
+        nonlocal before
+        step, before = progress.done - before, progress.done
+        return round(step)
+
+    label = ""
+    for progress in track(run, round(run.total), f"table {name}", "evaluations", fresh):
+        if progress.label != label:
+            label = progress.label
+            errors.print(label, highlight=False)
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"[bold]{text}[/bold]" if best else text
+
+
+def _command() -> str:
+    """The command line as the user gave it, without the directory of the program."""
+    import sys
+
+    return " ".join(["optcov", *(shlex.quote(part) for part in sys.argv[1:])])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a list of whole numbers such as 5,10,25") from error

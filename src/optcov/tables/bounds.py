@@ -1,0 +1,175 @@
+"""The tables of likelihoods from their cells: bpd (tab:bpd), iddpm (tab:improved_ddpm), repeats (tab:ll_var)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from optcov.tables.cells import Cell, Plan, Result, gather
+from optcov.tables.claims import Difference, judge
+from optcov.tables.evaluation import Evaluation
+from optcov.tables.likelihoods import ROW_OF_DESIGN
+from optcov.tables.published import published, published_value
+from optcov.tables.result import Claim, Entry, Row, Section, TableResult
+
+REPEATED = ("analytic", "npr")
+
+
+def bpd_cells(evaluation: Evaluation) -> dict[str, Cell]:
+    """One cell per discrete schedule; the paper scores no other."""
+    names = evaluation.discrete_schedules or list(evaluation.schedules)
+    return {schedule: evaluation.likelihood_cell(schedule) for schedule in names}
+
+
+def bpd_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableResult]:
+    """Bits/dim by even (ET) and optimal (OT) trajectories."""
+    results = yield from gather(cells)
+    sections = [_section(evaluation, schedule, result["rows"]) for schedule, result in results.items()]
+    claims = _claims(results)
+    return TableResult(
+        "bpd",
+        f"Upper bound on the negative log-likelihood, {evaluation.bundle.name}",
+        "bits/dim",
+        tuple(sections),
+        _notes(evaluation, cells) + _clamp_notes(results),
+        tuple(claims),
+    )
+
+
+def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableResult]:
+    """The learned range of Improved DDPM beside NPR, along even trajectories."""
+    schedule = next(iter(cells))
+    reason = evaluation.missing(schedule, "Improved DDPM") or evaluation.missing(schedule, "NPR-DDPM")
+    if reason:
+        raise ValueError(reason)
+    results = yield from gather(cells)
+    sections = []
+    for schedule, result in results.items():
+        rows = [row for row in result["rows"] if row["kind"] == "ET" and row["design"] in ("range", "npr")]
+        sections.append(_section(evaluation, schedule, rows, "iddpm", "ImageNet 64x64"))
+    statement = "NPR-DDPM needs fewer bits/dim than Improved DDPM with few steps"
+    few = [d for d in _to_npr(results, "range", "ET") if d[0] <= 100]
+    claims = (judge(statement, [difference for _, difference in few]),)
+    title = f"Improved DDPM beside NPR-DDPM, even trajectories, {evaluation.bundle.name}"
+    return TableResult("iddpm", title, "bits/dim", tuple(sections), _notes(evaluation, cells), claims)
+
+
+def repeats_cells(evaluation: Evaluation) -> dict[tuple[str, int], Cell]:
+    """Several seeds per discrete schedule, each with its own test images and noise."""
+    names = evaluation.discrete_schedules or list(evaluation.schedules)
+    seeds = range(1, evaluation.size.repeats + 1)
+    return {(name, seed): evaluation.likelihood_cell(name, seed, choose=False) for name in names for seed in seeds}
+
+
+def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) -> Plan[TableResult]:
+    """Mean and standard deviation over seeds at full timesteps."""
+    results = yield from gather(cells)
+    sections, claims = [], []
+    for schedule in dict.fromkeys(name for name, _ in cells):
+        runs = [result["rows"] for (name, _), result in results.items() if name == schedule]
+        values = {design: [_bits(rows, design) for rows in runs] for design in REPEATED}
+        K = int(runs[0][0]["K"])
+        setting = evaluation.paper_setting(schedule)
+        rows = []
+        for design in REPEATED:
+            known = [value for value in values[design] if value is not None]
+            name = ROW_OF_DESIGN[design]
+            paper = published_value("repeats", setting, name, K)
+            entry = Entry(text="-", paper=paper)
+            if known:
+                spread = statistics.stdev(known) if len(known) > 1 else None
+                entry = Entry(statistics.fmean(known), spread, paper, details={"runs": known})
+            rows.append(Row(name, (entry,)))
+        sections.append(Section(schedule, (f"K = {K}",), tuple(rows), setting, decimals=5).with_best())
+        gaps = [
+            b - a for a, b in zip(values["analytic"], values["npr"], strict=True) if a is not None and b is not None
+        ]
+        error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
+        found = [Difference(f"{schedule}, K = {K}", statistics.fmean(gaps), error)] if gaps else []
+        claims.append(judge("NPR-DDPM needs fewer bits/dim than A-DDPM at full timesteps", found))
+    theirs = published("repeats")
+    noted = (
+        f"Mean and standard deviation over {evaluation.size.repeats} seeds, which choose images and noise "
+        f"(the paper: {theirs['repeats']} seeds, {theirs['images']:,} images).",
+        *_notes(evaluation, cells),
+    )
+    title = f"Likelihood at full timesteps over seeds, {evaluation.bundle.name}"
+    return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
+
+
+def _section(
+    evaluation: Evaluation, schedule: str, records: list[Any], table: str = "bpd", setting: str | None = None
+) -> Section:
+    setting = setting or evaluation.paper_setting(schedule)
+    lengths = sorted({int(record["K"]) for record in records})
+    found = {(r["kind"], r["design"], int(r["K"])): r for r in records}
+    order = [design for design in ROW_OF_DESIGN if any(r["design"] == design for r in records)]
+    rows = []
+    for kind in ("ET", "OT"):
+        for design in order:
+            if (kind, design, lengths[0]) not in found:
+                continue
+            name = ROW_OF_DESIGN[design]
+            entries = []
+            for K in lengths:
+                record = found[kind, design, K]
+                bits = record["bits_per_dim"]
+                paper = published_value(table, setting, name, K, kind if table == "bpd" else None)
+                details = {key: record[key] for key in ("times", "difference", "gain")}
+                entries.append(Entry(bits["mean"], bits["standard_error"], paper, details=details))
+            rows.append(Row(f"{kind} {name}", tuple(entries), kind))
+    return Section(schedule, tuple(f"K = {K}" for K in lengths), tuple(rows), setting, decimals=3).with_best()
+
+
+def _claims(results: Mapping[str, Result]) -> list[Claim]:
+    claims = []
+    for kind in ("ET", "OT"):
+        for design in ("beta_tilde", "beta", "analytic"):
+            found = [difference for _, difference in _to_npr(results, design, kind)]
+            if found:
+                claims.append(judge(f"NPR-DDPM needs fewer bits/dim than {ROW_OF_DESIGN[design]}, {kind}", found))
+    gains = [
+        Difference(f"{schedule}, {ROW_OF_DESIGN[row['design']]}, K = {row['K']}", *row["gain"].values())
+        for schedule, result in results.items()
+        for row in result["rows"]
+        if row["gain"] and row["design"] in ("beta", "analytic", "npr") and int(row["K"]) <= 100
+    ]
+    claims.append(judge("optimal trajectories need fewer bits/dim than even ones", gains))
+    return claims
+
+
+def _to_npr(results: Mapping[str, Result], design: str, kind: str) -> list[tuple[int, Difference]]:
+    """NPR minus another design on the same images and noise, by K."""
+    found = []
+    for schedule, result in results.items():
+        for row in result["rows"]:
+            if row["design"] == design and row["kind"] == kind and row["difference"]:
+                gap = row["difference"]
+                where = f"{schedule}, K = {row['K']}"
+                found.append((int(row["K"]), Difference(where, -gap["mean"], gap["standard_error"])))
+    return found
+
+
+def _bits(rows: list[Any], design: str) -> float | None:
+    return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["design"] == design), None)
+
+
+def _notes(evaluation: Evaluation, cells: Mapping[Any, Cell]) -> tuple[str, ...]:
+    settings = next(iter(cells.values())).settings
+    chosen = f", trajectories chosen on {settings['train_images']} others" if settings["train_images"] else ""
+    return (
+        f"{settings['images']} images of {evaluation.images.name}{chosen}, {settings['times']} times; the variance of "
+        f"the last step is the paper's, the normal CDF exact; ± is a standard error over groups of images.",
+        "Differences behind the claims are of the same images and noise.",
+    )
+
+
+def _clamp_notes(results: Mapping[str, Result]) -> tuple[str, ...]:
+    return tuple(
+        f"{schedule}, {ROW_OF_DESIGN[design]}: {below:.3%} of the variances were negative, {above:.3%} too large for "
+        f"the data; they were clamped."
+        for schedule, result in results.items()
+        for design, (below, above) in result["clamped"].items()
+        if below or above
+    )

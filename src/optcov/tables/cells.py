@@ -1,0 +1,160 @@
+"""A table as cells: each computed once, stored at once under a key of its settings, found again by the next run.
+
+A plan is a generator that yields cells and is sent their results, so that a search can choose its next cell by the
+last ones; it returns the finished table. Tables that share a directory share cells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, final
+
+from optcov import storage
+
+Result = dict[str, Any]  # plain JSON values
+Table = TypeVar("Table")
+Key = TypeVar("Key")
+Plan = Generator["Cell", Result, Table]
+# computes a cell in parts, after each of which it yields the share that is done; the path is its own for scratch files
+Compute = Callable[["Cell", Path], Generator[float, None, Result]]
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One thing to compute."""
+
+    kind: str  # which computation
+    settings: Mapping[str, Any]  # plain JSON values that, with the kind, determine the result
+    work: float  # cost in any unit that the cells of a table share, for the time left
+    label: str  # for the eye
+
+    @property
+    def key(self) -> str:
+        """Name of the cell's files."""
+        text = json.dumps([self.kind, dict(self.settings)], sort_keys=True, allow_nan=False)
+        return f"{self.kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+
+@final
+class CellStore:
+    """Results on disk: cells/KEY.json, whole or absent, with the settings they belong to; scratch/ for parts."""
+
+    def __init__(self, directory: Path):
+        self.directory = Path(directory)
+
+    def get(self, cell: Cell) -> Result | None:
+        """The stored result, if there is one."""
+        path = self._path(cell)
+        if not path.exists():
+            return None
+        record = storage.read_json(path)
+        if not isinstance(record, dict) or record.get("settings") != _plain(cell.settings) or "result" not in record:
+            raise storage.StorageError(f"{path} is not the record of {cell.label}; remove it to compute it again")
+        result: Result = record["result"]
+        return result
+
+    def put(self, cell: Cell, result: Result, seconds: float) -> None:
+        """Store a result, and drop its parts."""
+        record = {"label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings), "seconds": seconds}
+        storage.write_json(self._path(cell), {**record, "result": result})
+        for part in (self.directory / "scratch").glob(f"{cell.key}*"):
+            part.unlink()
+
+    def scratch(self, cell: Cell) -> Path:
+        """A path without suffix, for files with parts of this cell."""
+        return self.directory / "scratch" / cell.key
+
+    def _path(self, cell: Cell) -> Path:
+        return self.directory / "cells" / f"{cell.key}.json"
+
+
+def gather(cells: Mapping[Key, Cell]) -> Generator[Cell, Result, dict[Key, Result]]:
+    """Part of a plan: compute all of some cells."""
+    results = {}
+    for key, cell in cells.items():
+        results[key] = yield cell
+    return results
+
+
+@final
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
+
+    label: str  # the cell at hand
+    done: float  # work
+    total: float  # estimated where a search decides
+    computed: int  # cells of this run
+    found: int  # cells that an earlier run had left
+    seconds_left: float  # at the rate of this run
+
+
+@final
+class TableRun(Generic[Table]):
+    """An iterator over the progress of a plan; `table` is there once it is drained."""
+
+    def __init__(self, plan: Plan[Table], total: float, store: CellStore, compute: Compute):
+        self._plan, self.total, self._store, self._compute = plan, max(total, 1.0), store, compute
+        self._table: Table | None = None
+        self._drained = False
+        self._done = self._fresh = 0.0
+        self._computed = self._found = 0
+        self._began = 0.0
+
+    def __iter__(self) -> Iterator[Progress]:
+        self._began = time.monotonic()
+        try:
+            cell = next(self._plan)
+            while True:
+                result = self._store.get(cell)
+                if result is None:
+                    result = yield from self._work(cell)
+                else:
+                    self._found += 1
+                self._done += cell.work
+                yield self._progress(cell, 0.0)
+                cell = self._plan.send(result)
+        except StopIteration as stop:
+            self._table = stop.value
+            self._drained = True
+
+    @property
+    def table(self) -> Table:
+        """The result; an error before the run is drained."""
+        if not self._drained:
+            raise ValueError("the table is not finished; iterate over the run to its end first")
+        assert self._table is not None
+        return self._table
+
+    def _work(self, cell: Cell) -> Generator[Progress, None, Result]:
+        began = time.monotonic()
+        parts = self._compute(cell, self._store.scratch(cell))
+        while True:
+            try:
+                share = next(parts)
+            except StopIteration as stop:
+                result: Result = stop.value
+                break
+            yield self._progress(cell, share)
+        self._store.put(cell, result, time.monotonic() - began)
+        self._computed += 1
+        self._fresh += cell.work
+        return result
+
+    def _progress(self, cell: Cell, share: float) -> Progress:
+        part = share * cell.work
+        seconds, fresh = time.monotonic() - self._began, self._fresh + part
+        done = min(self._done + part, self.total)
+        left = seconds / fresh * (self.total - done) if fresh > 0 else float("inf")
+        return Progress(cell.label, done, self.total, self._computed, self._found, left)
+
+
+def _plain(settings: Mapping[str, Any]) -> Any:
+    """As JSON gives it back: tuples are lists."""
+    return json.loads(json.dumps(dict(settings)))

@@ -1,0 +1,232 @@
+"""What tables measure of a bundle, cell by cell: distances of samples, likelihoods, the cost of an evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Generator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.bundle import Bundle, BundleError
+from optcov.data import ImageSet, to_8bit
+from optcov.methods import Method, draw, find_method
+from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
+from optcov.networks import fingerprint
+from optcov.schedule import VPSchedule
+from optcov.storage import read_tensors, write_tensors
+from optcov.tables.cells import Cell, Result
+from optcov.tables.cost import compute_cost
+from optcov.tables.images import TableImages
+from optcov.tables.likelihoods import compute_likelihood
+from optcov.tables.published import SETTING_OF_SCHEDULE
+from optcov.tables.sizes import Size
+from optcov.trajectory import Trajectory
+
+OWN = "own"  # the schedule that a bundle was trained on
+EXACT_REFERENCE = 5000  # images from which on the reference counts as exact rather than being resampled
+SAVE_EVERY = 30.0  # seconds between saves of a cell that is being computed
+
+
+@final
+class Evaluation:
+    """A bundle with the images and the size of its tables; makes cells and computes them."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        images: TableImages,
+        extractor: Extractor,
+        size: Size,
+        *,
+        schedules: Sequence[str] | None = None,
+        reference: str | None = None,
+        paper: str | None = None,
+        seed: int = 0,
+        batch_size: int = 64,
+    ):
+        if images.test.shape != tuple(bundle.image_shape):
+            raise ValueError(
+                f"{images.name} has images of shape {images.test.shape}, but {bundle.name} needs {bundle.image_shape}"
+            )
+        self.bundle, self.images, self.extractor, self.size = bundle, images, extractor, size
+        self.seed, self.batch_size = seed, batch_size
+        self._reference_source, self._paper = reference, paper
+        serves_all = isinstance(bundle.schedule, VPSchedule)
+        self.schedules = tuple(schedules or (size.schedules if serves_all else (OWN,)))
+        self._models: dict[str, Bundle] = {}
+        for name in self.schedules:
+            self.on(name)
+
+    def on(self, schedule: str) -> Bundle:
+        """The bundle at times of a schedule."""
+        if schedule not in self._models:
+            own = schedule == OWN or (schedule == "vp_sde" and isinstance(self.bundle.schedule, VPSchedule))
+            self._models[schedule] = self.bundle if own else self.bundle.with_schedule(schedule)
+        return self._models[schedule]
+
+    @property
+    def discrete_schedules(self) -> list[str]:
+        """Those with a finite number of steps."""
+        return [name for name in self.schedules if self.on(name).schedule.steps is not None]
+
+    def paper_setting(self, schedule: str) -> str | None:
+        """The paper's setting that a schedule's numbers are put beside."""
+        return self._paper if self._paper is not None else SETTING_OF_SCHEDULE.get(schedule)
+
+    def missing(self, schedule: str, method: str) -> str | None:
+        """Why a method cannot run, or None."""
+        row = find_method(method)
+        if row.eta is None:
+            return None
+        try:
+            self.on(schedule).reverse_process(row)
+        except BundleError as error:
+            return str(error)
+        return None
+
+    def distance_cell(
+        self,
+        schedule: str,
+        method: str,
+        steps: int,
+        *,
+        times: Sequence[float] | None = None,
+        tolerance: float | None = None,
+    ) -> Cell:
+        """Distance of images that a method draws; times: of its trajectory, even ones by default."""
+        settings = {
+            "model": self.identity,
+            "schedule": repr(self.on(schedule).schedule),
+            "schedule_name": schedule,
+            "method": method,
+            "steps": steps,
+            "times": None if times is None else list(times),
+            "tolerance": tolerance,
+            "noise_cap": self.bundle.noise_cap(method),
+            "samples": self.size.samples,
+            "seed": self.seed,
+            "features": self.extractor.distance,
+            "reference": self._reference_identity,
+        }
+        how = f"K = {steps}" if tolerance is None else f"tolerance {tolerance}"
+        label = f"{method}, {how}{', OT' if times is not None else ''} ({schedule})"
+        return Cell("distance", settings, float(steps * self.size.samples), label)
+
+    def likelihood_cell(self, schedule: str, seed: int | None = None, choose: bool = True) -> Cell:
+        """Bits/dim of all designs; choose: with optimal trajectories, which takes a sweep of training images.
+
+        seed: None scores the first test images; a number chooses them, and their noise, by it.
+        """
+        size, model = self.size, self.on(schedule)
+        images = min(size.images or len(self.images.test), len(self.images.test))
+        train_images = min(size.train_images, len(self.images.train)) if choose else 0
+        steps = model.schedule.steps or 1000
+        times = min(size.times, steps) or steps
+        settings = {
+            "model": self.identity,
+            "schedule": repr(model.schedule),
+            "schedule_name": schedule,
+            "images": images,
+            "train_images": train_images,
+            "times": times,
+            "lengths": [K for K in size.likelihood_steps if times >= K] if choose else [times],
+            "noise_seed": self.seed if seed is None else seed,
+            "image_seed": seed,
+            "test": self.images.test.checksum,
+            "train": self.images.train.checksum if choose else None,
+        }
+        repeat = "" if seed is None else f", seed {seed}"
+        return Cell("likelihood", settings, float(times * (images + train_images)), f"bits/dim ({schedule}{repeat})")
+
+    def cost_cell(self) -> Cell:
+        """Size and time of an evaluation, with each head and without."""
+        settings = {"model": self.identity, "batch": 10, "rounds": self.size.timing_rounds}
+        heads = len(self.bundle.heads)
+        return Cell("cost", settings, float(10 * (self.size.timing_rounds + 1) * (1 + heads)), "cost of an evaluation")
+
+    def compute(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
+        """Compute a cell in parts."""
+        if cell.kind == "distance":
+            return self._distance(cell, scratch)
+        if cell.kind == "likelihood":
+            model = self.on(cell.settings["schedule_name"])
+            return compute_likelihood(model, self.images, cell.settings, scratch, self.batch_size, self.identity)
+        if cell.kind == "cost":
+            return compute_cost(self.bundle, cell.settings)
+        raise ValueError(f"unknown kind of cell {cell.kind!r}")
+
+    @cached_property
+    def identity(self) -> str:
+        """Of the weights and the numbers per time."""
+        digest = hashlib.sha256(fingerprint(self.bundle.network).encode())
+        if self.bundle.numbers is not None:
+            for name, values in self.bundle.numbers.tensors().items():
+                digest.update(name.encode() + values.numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def reference(self) -> Tensor | FeatureStatistics:
+        """Features of the reference images, or statistics where they are many or all there is."""
+        if self._reference_source is not None:
+            return features_of(self._reference_source, self.extractor)
+        features = self.extractor.features(self._reference_images)
+        return FeatureStatistics.of(features) if len(features) >= EXACT_REFERENCE else features
+
+    @property
+    def _reference_images(self) -> ImageSet:
+        count = self.size.reference_images
+        return self.images.reference.select(slice(0, count)) if count else self.images.reference
+
+    @cached_property
+    def _reference_identity(self) -> str:
+        return self._reference_source or self._reference_images.checksum
+
+    def _distance(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
+        wanted, path = int(cell.settings["samples"]), scratch.with_suffix(".safetensors")
+        parts: dict[str, list[Tensor]] = {"features": [], "evaluations": []}
+        if path.exists():
+            parts = {name: [tensor] for name, tensor in read_tensors(path)[0].items()}
+        done, saved = sum(len(part) for part in parts["evaluations"]), time.monotonic()
+        while done < wanted:
+            indices = range(done, min(done + self.batch_size, wanted))
+            images, evaluations = self._draw(cell.settings, indices)
+            parts["features"].append(self.extractor.features(ImageSet(images, None, cell.label)))
+            parts["evaluations"].append(evaluations.double())
+            done += len(indices)
+            if time.monotonic() - saved > SAVE_EVERY and done < wanted:
+                write_tensors(path, {name: torch.cat(tensors) for name, tensors in parts.items()})
+                saved = time.monotonic()
+            yield done / wanted
+        distance = measure_frechet(torch.cat(parts["features"]), self.reference)
+        return {
+            "name": self.extractor.distance,
+            "value": distance.value,
+            "standard_error": distance.standard_error,
+            "limit": distance.limit,
+            "samples": wanted,
+            "evaluations": float(torch.cat(parts["evaluations"]).mean()),
+        }
+
+    def _draw(self, settings: Any, indices: range) -> tuple[Tensor, Tensor]:
+        method: Method = find_method(settings["method"])
+        model = self.on(settings["schedule_name"])
+        drawn = draw(
+            method,
+            model.network,
+            model.schedule,
+            settings["steps"],
+            model.image_shape,
+            indices,
+            settings["seed"],
+            process=model.reverse_process(method) if method.covariance else None,
+            trajectory=None if settings["times"] is None else Trajectory(settings["times"]),
+            data_range=model.data_range,
+            noise_cap=settings["noise_cap"],
+            relative_tolerance=settings["tolerance"] or 0.05,
+        )
+        return to_8bit(drawn.x_0.cpu()), drawn.evaluations

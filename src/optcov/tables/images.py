@@ -1,0 +1,31 @@
+"""The images of a table: where trajectories are chosen, what is scored, what samples are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from optcov import data
+from optcov.bundle import test_images
+from optcov.data import ImageSet, to_8bit
+
+
+@final
+@dataclass(frozen=True)
+class TableImages:
+    """Three sets; train and test have no image in common."""
+
+    train: ImageSet  # chooses optimal trajectories
+    test: ImageSet  # is scored
+    reference: ImageSet  # what samples are compared with
+    name: str
+
+    @staticmethod
+    def load(source: str | None, bundle_name: str) -> TableImages:
+        """From a source of images as optcov.data reads it, or None for those that come with an embedded model."""
+        if source is not None:
+            train, test = data.load(source, "train"), data.load(source, "test")
+            return TableImages(train, test, train, source)
+        embedded = ImageSet(to_8bit(test_images(bundle_name)), None, f"{bundle_name}'s embedded test images")
+        half = len(embedded) // 2
+        return TableImages(embedded.select(slice(0, half)), embedded.select(slice(half, None)), embedded, embedded.name)

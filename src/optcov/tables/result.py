@@ -1,0 +1,121 @@
+"""A finished table: sections of rows and columns, our numbers with their errors beside the paper's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One number of ours, or a text where there is none, with the paper's."""
+
+    value: float | None = None
+    error: float | None = None  # standard error, or what the table's notes say
+    paper: float | None = None
+    text: str | None = None  # shown instead of the value, or the reason why there is none
+    paper_text: str | None = None
+    best: bool = False
+    details: dict[str, Any] = field(default_factory=dict)  # what else was measured, for JSON
+
+    def ours(self, decimals: int) -> str:
+        """Our number with its error, for the eye."""
+        if self.text is not None or self.value is None:
+            return self.text or "-"
+        error = "" if self.error is None else f" ± {self.error:.{decimals}f}"
+        return f"{self.value:.{decimals}f}{error}"
+
+    def published(self, decimals: int) -> str:
+        """The paper's number, for the eye; empty if it has none."""
+        if self.paper_text is not None:
+            return self.paper_text
+        return "" if self.paper is None else f"{self.paper:.{decimals}f}"
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """A method; rows of one group compete for the best number of a column."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    group: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Section:
+    """Rows with the same columns."""
+
+    heading: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    paper_setting: str | None = None  # the paper's setting that its numbers are from
+    decimals: int = 2
+
+    def with_best(self) -> Section:
+        """Mark the least value of each column in each group of at least two rows."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(row.group, []).append(row)
+        least: dict[tuple[str, int], float] = {}
+        for name, rows in groups.items():
+            for column in range(len(self.columns)):
+                values = [v for row in rows if (v := row.entries[column].value) is not None]
+                if len(values) > 1:
+                    least[name, column] = min(values)
+
+        def marked(row: Row) -> Row:
+            entries = [
+                replace(entry, best=entry.value is not None and entry.value == least.get((row.group, column)))
+                for column, entry in enumerate(row.entries)
+            ]
+            return replace(row, entries=tuple(entries))
+
+        return replace(self, rows=tuple(marked(row) for row in self.rows))
+
+
+@final
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, and what our numbers say about it."""
+
+    statement: str
+    holds: bool | None  # None: our errors do not allow to tell
+    evidence: str
+
+
+@final
+@dataclass(frozen=True)
+class TableResult:
+    """What a command writes and a report shows."""
+
+    name: str
+    title: str
+    quantity: str
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    made_by: dict[str, Any] = field(default_factory=dict)  # command, versions, machine, settings
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Any) -> TableResult:
+        """Read back; a file that is no table is refused."""
+        try:
+            sections = tuple(
+                Section(**{**s, "columns": tuple(s["columns"]), "rows": tuple(_row(row) for row in s["rows"])})
+                for s in content["sections"]
+            )
+            claims = tuple(Claim(**claim) for claim in content["claims"])
+            return TableResult(**{**content, "sections": sections, "claims": claims, "notes": tuple(content["notes"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is not the record of a table (optcov table writes table.json): {error}") from error
+
+
+def _row(content: Any) -> Row:
+    return Row(**{**content, "entries": tuple(Entry(**entry) for entry in content["entries"])})

@@ -1,0 +1,68 @@
+"""Time as ratios: several pieces of work in turns within one run, so that other load on the machine hits all alike."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+Work = Callable[[], object]
+
+
+@final
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that one piece of work took, round by round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median over rounds, in seconds."""
+        return statistics.median(self.seconds)
+
+
+def interleaved(work: Mapping[str, Work], rounds: int, warm_up: int = 1) -> dict[str, Timing]:
+    """Run every piece of work once per round, in an order that alternates, and time each.
+
+    >>> sorted(interleaved({"one": lambda: sum(range(10)), "other": lambda: sum(range(20))}, rounds=3))
+    ['one', 'other']
+    """
+    timings = {}
+    for timings in interleaving(work, rounds, warm_up):  # noqa: B007
+        pass
+    return timings
+
+
+def interleaving(work: Mapping[str, Work], rounds: int, warm_up: int = 1) -> Iterator[dict[str, Timing]]:
+    """The same round by round: what is known after each."""
+    if rounds < 1 or not work:
+        raise ValueError(f"rounds = {rounds} and {len(work)} pieces of work: need at least one of each")
+    for _ in range(warm_up):
+        for function in work.values():
+            function()
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(rounds):
+        names = list(work)[:: 1 if number % 2 else -1]
+        for name in names:
+            begin = time.perf_counter()
+            work[name]()
+            seconds[name].append(time.perf_counter() - begin)
+        yield {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def ratio(ours: Timing, theirs: Timing) -> tuple[float, float]:
+    """Median of ours over median of theirs, and its standard error from the scatter of the paired rounds."""
+    pairs = [a / b for a, b in zip(ours.seconds, theirs.seconds, strict=True)]
+    spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
+    return ours.median / theirs.median, 1.25 * spread / len(pairs) ** 0.5  # 1.25: that of a median, if normal
+
+
+def peak_memory() -> float:
+    """Largest resident size of this process so far, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

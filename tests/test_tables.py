@@ -1,0 +1,321 @@
+"""Tables on a bundle of a few thousand weights: cells computed once, resumed, searched, rendered, judged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from optcov import storage
+from optcov.bundle import Bundle
+from optcov.data import ImageSet
+from optcov.metrics import Extractor
+from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
+from optcov.tables.cells import Result
+from optcov.tables.claims import Difference, judge
+from optcov.tables.normalised import normalised_steps, search_steps
+from optcov.tables.render import comma_separated, latex, markdown, write_table
+from optcov.tables.result import Entry, Row, Section
+from small_bundles import SHAPE, small_bundle, small_head
+
+TINY = replace(
+    SIZES["quick"],
+    steps=(3, 4),
+    samples=8,
+    reference_images=0,
+    likelihood_steps=(3, 5),
+    images=4,
+    train_images=4,
+    times=8,
+    repeats=2,
+    search_limit=6,
+    target_steps=3,
+    timing_rounds=2,
+)
+FEATURES = Extractor(lambda images: images.flatten(1)[:, :3].double() / 255, "FD-test")
+
+
+def evaluation(bundle: Bundle | None = None, **options: object) -> Evaluation:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (24, *SHAPE), generator=generator, dtype=torch.uint8)
+    parts = [ImageSet(part, None, "noise") for part in pixels.split(12)]
+    images = TableImages(parts[0], parts[1], parts[0], "noise")
+    settings: dict[str, object] = {"schedules": ("linear", "vp_sde"), "batch_size": 8, **options}
+    return Evaluation(bundle or small_bundle(), images, FEATURES, TINY, **settings)  # type: ignore[arg-type]
+
+
+def drained(run: TableRun[TableResult]) -> TableResult:
+    for _ in run:
+        pass
+    return run.table
+
+
+def counting(calls: list[str], fail_at: int | None = None):  # type: ignore[no-untyped-def]
+    def compute(cell: Cell, scratch: Path) -> Generator[float, None, Result]:
+        calls.append(cell.label)
+        if len(calls) == fail_at:
+            raise RuntimeError("stopped")
+        yield 0.5
+        return {"number": cell.settings["number"]}
+
+    return compute
+
+
+def plan_of(numbers: list[int]) -> Generator[Cell, Result, int]:
+    total = 0
+    for number in numbers:
+        result = yield Cell("test", {"number": number}, 1.0, f"cell {number}")
+        total += result["number"]
+    return total
+
+
+def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> None:
+    store, calls = CellStore(tmp_path), []
+    run = TableRun(plan_of([1, 2, 3]), 3.0, store, counting(calls, fail_at=3))
+    with pytest.raises(RuntimeError, match="stopped"):
+        list(run)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = run.table
+    again = TableRun(plan_of([1, 2, 3]), 3.0, store, counting(calls))
+    last = list(again)[-1]
+    assert again.table == 6
+    assert calls == ["cell 1", "cell 2", "cell 3", "cell 3"]
+    assert (last.found, last.computed, last.done) == (2, 1, 3.0)
+
+
+def test_progress_tells_the_time_left(tmp_path: Path) -> None:
+    run = TableRun(plan_of([1, 2]), 2.0, CellStore(tmp_path), counting([]))
+    steps = list(run)
+    assert [step.done for step in steps] == [0.5, 1.0, 1.5, 2.0]
+    assert all(step.seconds_left >= 0 for step in steps)
+    assert steps[-1].seconds_left == 0
+
+
+def test_a_cell_is_found_by_its_settings_alone(tmp_path: Path) -> None:
+    store, cell = CellStore(tmp_path), Cell("test", {"number": 1, "times": (1, 2)}, 1.0, "a")
+    store.put(cell, {"x": 1}, 0.1)
+    assert store.get(replace(cell, label="b", work=5.0)) == {"x": 1}
+    assert store.get(replace(cell, settings={"number": 2, "times": (1, 2)})) is None
+
+
+def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+    store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
+    storage.write_json(tmp_path / "cells" / f"{cell.key}.json", {"settings": {"number": 2}, "result": {}})
+    with pytest.raises(storage.StorageError, match="not the record"):
+        store.get(cell)
+
+
+@pytest.fixture(scope="module")
+def fid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TableResult]:
+    directory = tmp_path_factory.mktemp("tables")
+    return directory, drained(table_run("fid", evaluation(), directory))
+
+
+def test_fid_has_every_row_and_the_papers_numbers(fid: tuple[Path, TableResult]) -> None:
+    _, result = fid
+    discrete, continuous = result.sections
+    assert [row.name for row in discrete.rows][-4:] == ["DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"]
+    assert [row.name for row in continuous.rows][:2] == ["Euler-Maruyama", "Ancestral sampling"]
+    assert all(e.value is not None and e.error is not None for s in result.sections for r in s.rows for e in r.entries)
+    assert (discrete.paper_setting, continuous.paper_setting) == ("CIFAR10 (LS)", "CIFAR10 (VP SDE)")
+    for section in result.sections:
+        for group in {row.group for row in section.rows}:
+            for column in range(2):
+                entries = [row.entries[column] for row in section.rows if row.group == group]
+                assert {e.value for e in entries if e.best} == {min(e.value for e in entries if e.value is not None)}
+
+
+def test_an_interrupted_cell_ends_with_the_same_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optcov.tables.evaluation.SAVE_EVERY", 0.0)
+    work = evaluation(batch_size=4)
+    cell = work.distance_cell("linear", "SN-DDIM", 3)
+    whole = _exhaust(work.compute(cell, tmp_path / "whole"))
+    parts = work.compute(cell, tmp_path / "part")
+    next(parts)
+    parts.close()  # after the first of two batches, which is on disk
+    assert (tmp_path / "part.safetensors").exists()
+    fresh = work.compute(cell, tmp_path / "part")
+    assert next(fresh) == 1.0
+    assert _exhaust(fresh) == whole
+
+
+def test_tables_share_cells_in_a_directory(fid: tuple[Path, TableResult]) -> None:
+    directory, _ = fid
+    run = table_run("peers", evaluation(), directory)
+    last = list(run)[-1]
+    assert last.found == 12  # six rows of ours at two lengths
+    assert last.computed == 9  # five of diffusers, of which one cannot do 3 steps of 1000
+    assert {row.group for row in run.table.sections[0].rows} == {"ours", "diffusers"}
+
+
+def test_another_model_does_not_find_the_cells_of_the_first(tmp_path: Path) -> None:
+    first = evaluation().distance_cell("linear", "DDIM", 3)
+    bundle = small_bundle()
+    other = evaluation(bundle.with_heads({"sn": small_head(7)}, bundle.backbone)).distance_cell("linear", "DDIM", 3)
+    assert first.key != other.key
+
+
+def test_bpd_scores_both_kinds_and_judges_the_claims(tmp_path: Path) -> None:
+    result = drained(table_run("bpd", evaluation(), tmp_path))
+    (section,) = result.sections
+    names = [row.name for row in section.rows]
+    assert "ET NPR-DDPM" in names
+    assert "OT A-DDPM" in names
+    assert section.columns == ("K = 3", "K = 5")
+    assert any("optimal trajectories" in claim.statement for claim in result.claims)
+    npr = next(row for row in section.rows if row.name == "OT NPR-DDPM")
+    assert len(npr.entries[0].details["times"]) == 3
+    assert not list((tmp_path / "scratch").glob("*"))
+
+
+def test_iddpm_reuses_the_cells_of_bpd_and_needs_its_head(tmp_path: Path) -> None:
+    bundle = small_bundle()
+    ranged = bundle.with_heads({"range": small_head(5)}, bundle.backbone)
+    drained(table_run("bpd", evaluation(ranged), tmp_path))
+    run = table_run("iddpm", evaluation(ranged), tmp_path)
+    assert list(run)[-1].computed == 0
+    assert [row.name for row in run.table.sections[0].rows] == ["ET NPR-DDPM", "ET Improved DDPM"]
+    with pytest.raises(ValueError, match="no head 'range'"):
+        drained(table_run("iddpm", evaluation(), tmp_path))
+
+
+def test_repeats_report_the_spread_over_seeds(tmp_path: Path) -> None:
+    result = drained(table_run("repeats", evaluation(), tmp_path))
+    for row in result.sections[0].rows:
+        (entry,) = row.entries
+        runs = entry.details["runs"]
+        assert len(runs) == 2
+        assert entry.value == pytest.approx(sum(runs) / 2)
+        assert entry.error == pytest.approx(abs(runs[0] - runs[1]) / 2**0.5)
+
+
+def test_cost_counts_the_weights_of_each_head(tmp_path: Path) -> None:
+    bundle = small_bundle()
+    result = drained(table_run("cost", evaluation(bundle), tmp_path))
+    sizes = {row.name: row.entries[0].value for row in result.sections[0].rows}
+    weights = sum(p.numel() for p in bundle.unet.parameters())
+    assert sizes["noise alone"] == pytest.approx(4 * weights / 2**20)
+    head = sum(p.numel() for p in bundle.heads["npr"].parameters())
+    assert sizes["noise and npr"] == pytest.approx(4 * (weights + head) / 2**20)
+
+
+@pytest.mark.parametrize("least", [2, 3, 7, 10, 11, 25, 40, 41])
+@pytest.mark.parametrize("start", [2, 10, 40])
+def test_the_search_finds_the_least_steps_in_few_trials(least: int, start: int) -> None:
+    search = search_steps(start, 40)
+    trials = [next(search)]
+    with pytest.raises(StopIteration) as stopped:  # noqa: PT012
+        while True:
+            trials.append(search.send(least <= trials[-1]))
+    assert stopped.value.value == (least if least <= 40 else None)
+    assert len(trials) == len(set(trials)) <= 10
+
+
+def test_timesteps_searches_each_method(tmp_path: Path) -> None:
+    result = drained(table_run("timesteps", evaluation(schedules=("linear",)), tmp_path))
+    rows = {row.name: row.entries[0] for row in result.sections[0].rows}
+    assert rows["Improved DDPM"].text == "-"  # the bundle has no such head
+    assert rows["Analytic-DPM"].details["steps"] <= 3  # which set the target
+    assert rows["SN-DPM"].paper_text == "1.005×17, FID 5.81"
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "expected"),
+    [
+        (25, 1.005, 24),
+        (50, 1.015, 49),
+        (25, 1.045, 23),
+        (50, 1.045, 47),
+        (29, 1.007, 28),
+        (329, 1.007, 326),
+        (25, 1, 24),
+    ],
+)
+def test_normalised_steps_are_the_papers(steps: int, ratio: float, expected: int) -> None:
+    assert normalised_steps(steps, ratio) == expected
+    assert expected * ratio < steps <= (expected + 1) * ratio
+
+
+def test_normalised_has_gotta_go_fast_at_its_own_evaluations(fid: tuple[Path, TableResult]) -> None:
+    directory, _ = fid
+    result = drained(table_run("normalised", evaluation(), directory))
+    assert [section.heading for section in result.sections] == ["linear", "vp_sde", "vp_sde, beside Gotta Go Fast"]
+    fast = result.sections[-1].rows[0].entries[0]
+    assert result.sections[-1].columns == (f"NFE = {fast.details['evaluations']:.0f}",)
+
+
+def test_rows_that_need_a_missing_head_say_so(tmp_path: Path) -> None:
+    bundle = small_bundle()
+    plain = replace(bundle, network=type(bundle.network)(bundle.network.backbone, bundle.schedule))
+    result = drained(table_run("fid", evaluation(plain, schedules=("linear",)), tmp_path))
+    entry = next(row for row in result.sections[0].rows if row.name == "SN-DDPM").entries[0]
+    assert entry.value is None
+    assert "no head 'sn'" in entry.details["reason"]
+
+
+def test_images_of_another_shape_are_refused() -> None:
+    images = ImageSet(torch.zeros(4, 1, 4, 4, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="has images of shape"):
+        Evaluation(small_bundle(), TableImages(images, images, images, "black"), FEATURES, TINY)
+
+
+def test_unknown_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"choose one of {', '.join(TABLES)}"):
+        table_run("figures", evaluation(), tmp_path)
+
+
+def _example() -> TableResult:
+    rows = (
+        Row("DDPM, beta", (Entry(2.0, 0.5, 3.04), Entry(5.0, None)), "DDPM"),
+        Row("SN_DDPM", (Entry(1.0, 0.25, 3.65), Entry(text="-")), "DDPM"),
+    )
+    section = Section("linear", ("K = 10", "K = 25 %"), rows, "CIFAR10 (LS)").with_best()
+    claim = judge("less is more", [Difference("K = 10", -1.0, 0.1)])
+    return TableResult("fid", "Title", "FID", (section,), ("A note.",), (claim,), {"command": "optcov table fid"})
+
+
+def test_markdown_has_the_best_in_bold_and_the_papers_number_beside() -> None:
+    text = markdown(_example())
+    assert "| SN_DDPM | **1.00 ± 0.25** (3.65) | - |" in text
+    assert "| DDPM, beta | 2.00 ± 0.50 (3.04) | 5.00 |" in text
+    assert "holds: less is more (K = 10: -1 ± 0.1)" in text
+
+
+def test_latex_escapes_what_tex_reserves() -> None:
+    text = latex(_example())
+    assert r"SN\_DDPM & \textbf{1.00 $\pm$ 0.25} (3.65) & - \\" in text
+    assert r"K = 25 \%" in text
+
+
+def test_csv_reads_back_number_by_number() -> None:
+    rows = list(csv.DictReader(io.StringIO(comma_separated(_example()))))
+    assert [(r["row"], r["column"], r["value"], r["best"]) for r in rows][2] == ("SN_DDPM", "K = 10", "1", "1")
+
+
+def test_json_reads_back_whole(tmp_path: Path) -> None:
+    write_table(_example(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fid.csv", "fid.json", "fid.md", "fid.tex"]
+    assert TableResult.from_json(json.loads((tmp_path / "fid.json").read_text())) == _example()
+    with pytest.raises(ValueError, match="not the record of a table"):
+        TableResult.from_json({"rows": []})
+
+
+@pytest.mark.parametrize(
+    ("means", "holds"), [([-1.0, -2.0], True), ([-1.0, 0.1], None), ([-1.0, 0.5], False), ([], None)]
+)
+def test_a_claim_needs_every_difference_beyond_its_error(means: list[float], holds: bool | None) -> None:
+    assert judge("claim", [Difference("K", mean, 0.1) for mean in means]).holds is holds
+
+
+def _exhaust(parts: Generator[float, None, Result]) -> Result:
+    with pytest.raises(StopIteration) as stopped:  # noqa: PT012
+        while True:
+            next(parts)
+    result: Result = stopped.value.value
+    return result

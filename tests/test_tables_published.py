@@ -1,0 +1,104 @@
+"""The paper's numbers as data: each table is there, and rows copied from its source agree."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from optcov.methods import METHODS
+from optcov.tables import published, published_value
+from optcov.tables.published import NAMES, check_setting
+
+# lines of the paper's source: table, setting and kind of each, as they stand there
+EXCERPT = [
+    ("fid", ("CIFAR10 (LS)", "CIFAR10 (CS)"), None, "DDPM, beta-tilde", r"""
+44.45 & 21.83 & 15.21 & 10.94 & 8.23 & 5.11 &
+34.76 & 16.18 & 11.11 & 8.38 & 6.66 & 4.92 \\"""),
+    ("fid", ("CIFAR10 (LS)", "CIFAR10 (CS)"), None, "SN-DDIM", r"""
+\textbf{12.19} & \textbf{4.28} & \textbf{3.39} & \textbf{3.23} & \textbf{3.22} & \textbf{3.65} &
+\textbf{17.90} & \textbf{7.36} & \textbf{5.16} & \textbf{4.63} & \textbf{4.63} & \textbf{4.51} \\"""),
+    ("fid", ("CelebA 64x64", "ImageNet 64x64"), None, "NPR-DDPM", r"""
+28.37 & 15.74 & 10.89 & 8.23 & 7.03 & 5.33 &
+28.27 & 20.89 & 18.06 & 16.96 & \textbf{16.32} & 16.38 \\"""),
+    ("fid", ("CIFAR10 (VP SDE)",), None, "Euler-Maruyama", r"""
+292.20 & 170.17 & 90.79 & 47.46 & 21.92 & \textbf{2.55} \\"""),
+    ("bpd", ("CIFAR10 (LS)", "CIFAR10 (CS)"), "ET", "DDPM, beta", r"""
+6.99 & 6.11 & 5.44 & 4.86 & 4.39 & 3.75 &
+6.51 & 5.55 & 4.92 & 4.41 & 4.03 & 3.54 \\"""),
+    ("bpd", ("CIFAR10 (LS)", "CIFAR10 (CS)"), "OT", "DDPM, beta", r"""
+5.38 & 4.34 & 3.97 & 3.82 & 3.77 & 3.75 &
+5.51 & 4.30 & 3.86 & 3.65 & 3.57 & 3.54 \\"""),
+    ("bpd", ("CelebA 64x64", "ImageNet 64x64"), "OT", "NPR-DDPM", r"""
+\textbf{2.88} & \textbf{2.69} & \textbf{2.66} & \textbf{2.66} & \textbf{2.65} & \textbf{2.65} &
+\textbf{3.73} & \textbf{3.65} & \textbf{3.62} & \textbf{3.60} & \textbf{3.60} & \textbf{3.60} \\"""),
+    ("iddpm", ("ImageNet 64x64",), None, "Improved DDPM", r"""
+18.91 & 8.46 & 5.27 & 4.24 & 3.86 & 3.68 & \textbf{3.57} \\"""),
+    ("normalised", ("CIFAR10 (LS)", "CIFAR10 (CS)", "CelebA 64x64", "ImageNet 64x64"), None, "SN-DDPM", r"""
+\textbf{7.42} & \textbf{4.60} &
+\textbf{6.15} & \textbf{4.20} &
+\textbf{12.11} & \textbf{8.08} &
+\textbf{29.05} & \textbf{20.80} & """),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "settings", "kind", "row", "source"), EXCERPT)
+def test_rows_of_the_source_agree(
+    table: str, settings: tuple[str, ...], kind: str | None, row: str, source: str
+) -> None:
+    numbers = [float(number) for number in re.findall(r"\d+\.\d+", source)]
+    found = [
+        published_value(table, setting, row, K, kind)
+        for setting in settings
+        for K in published(table)["settings"][setting]["steps"]
+    ]
+    assert found == numbers
+
+
+def test_costs_repeats_and_timesteps_of_the_source_agree() -> None:
+    imagenet = published("cost")["settings"]["ImageNet 64x64"]
+    assert imagenet["sn"] == {"megabytes": 463.47, "milliseconds": 75.56, "extra_percent": 4.5}
+    assert published("repeats")["settings"]["CelebA 64x64"]["rows"]["NPR-DDPM"] == {
+        "mean": 2.65257,
+        "standard_deviation": 0.00113,
+    }
+    steps = published("timesteps")["settings"]
+    assert steps["CelebA 64x64"]["SN-DPM"] == {"cost_ratio": 1.012, "steps": 22, "fid": 5.96}
+    assert steps["LSUN Bedroom"]["DDIM"] == {"note": "Best FID > 6"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_names_its_source(name: str) -> None:
+    assert "ICML 2022" in published(name)["source"]
+
+
+@pytest.mark.parametrize("name", ["fid", "bpd", "iddpm", "normalised"])
+def test_every_row_is_a_method_with_a_number_per_length(name: str) -> None:
+    for setting, section in published(name)["settings"].items():
+        kinds = [section["rows"]] if name != "bpd" else list(section["rows"].values())
+        for row, numbers in ((row, numbers) for rows in kinds for row, numbers in rows.items()):
+            assert row in METHODS, (setting, row)
+            assert len(numbers) == len(section["steps"])
+
+
+def test_relative_costs_are_those_of_the_times_up_to_their_last_digit() -> None:
+    for setting in published("cost")["settings"].values():
+        for head in ("sn", "npr"):
+            extra = 100 * (setting[head]["milliseconds"] / setting["noise"]["milliseconds"] - 1)
+            assert extra == pytest.approx(setting[head]["extra_percent"], abs=0.06)
+
+
+def test_settings_name_schedules_and_methods_that_exist() -> None:
+    content = published("settings")
+    assert {s["schedule"] for s in content["settings"].values()} == {"linear", "cosine", "vp_sde"}
+    assert all(panel["method"] in METHODS for figure in content["figures"] for panel in figure["panels"])
+
+
+def test_what_the_paper_lacks_is_none_or_refused() -> None:
+    assert published_value("fid", "CIFAR10 (LS)", "SN-DDPM", 11) is None
+    assert published_value("bpd", "CIFAR10 (LS)", "SN-DDPM", 10, "ET") is None
+    assert published_value("fid", None, "SN-DDPM", 10) is None
+    with pytest.raises(ValueError, match="no table 'figures'"):
+        published("figures")
+    with pytest.raises(ValueError, match="no setting 'MNIST'"):
+        check_setting("MNIST")
