@@ -147,22 +147,23 @@ def discretised_sde(steps):
 
 @pytest.mark.parametrize(("covariance", "eta"), [("npr", 1.0), ("npr_full", 1.0), ("sn_full", 1.0), ("npr", 0.5)])
 def test_bound_with_the_exact_posterior_approaches_the_exact_value_from_above(covariance, eta):
-    """The gap to -log q(x_0), in nats over 2 dimensions, is estimated on the same 200 draws: 4 standard errors.
+    """The gap to -log q(x_0), in nats over 2 dimensions, is estimated on the same 6,000 draws: 4 standard errors.
 
     It closes at eta = 1 only: below, the forward bridge stays narrower than any reverse step can be.
     """
-    x_0 = MIXTURE.sample(200, seed=3)
+    x_0 = MIXTURE.sample(6000, seed=3)
     gaps = []
-    for steps in (5, 15, 45):
+    for steps in (4, 32):
         schedule = discretised_sde(steps)
         process = ReverseProcess(MIXTURE.network(schedule), ForwardProcess(schedule, eta), covariance, data_range=None)
-        terms = elbo(process, x_0, Trajectory(range(1, steps + 1)), last_variance="own")
+        noise = torch.randn(steps + 1, *x_0.shape, generator=torch.Generator().manual_seed(steps), dtype=x_0.dtype)
+        terms = elbo(process, x_0, Trajectory(range(1, steps + 1)), lambda t, noise=noise: noise[t], "own")
         gap = paired_difference(terms.total, -MIXTURE.log_density(x_0, schedule, 0))
         assert gap.mean > -4 * gap.standard_error
-        gaps.append(gap.mean)
+        gaps.append(gap)
+    assert gaps[0].mean > 4 * gaps[0].standard_error
     if eta == 1:
-        assert gaps[0] > gaps[1] > gaps[2]
-        assert gaps[2] < 0.25 * gaps[0]
+        assert gaps[1].mean < gaps[0].mean - 4 * gaps[1].standard_error
 
 
 def test_full_covariance_gives_a_tighter_bound_than_its_diagonal():

@@ -124,8 +124,8 @@ class TimeColumn:
         mean = process.clean_mean(seen.prediction, seen.x_t, seen.t)
         errors = self._errors(seen, mean)
         self._add("errors", torch.stack([error.flatten(1).sum(1) for error in errors]), group)
-        self._add("noise_square", seen.prediction.noise.square().flatten(1).mean(1), group)
-        self._add("residual_square", (noise - seen.prediction.noise).square_().flatten(1).mean(1), group)
+        self._add("noise_square", _mean_square(seen.prediction.noise), group)
+        self._add("residual_square", _mean_square(noise - seen.prediction.noise), group)
         for name in self._sums.last_variances:
             if name != "own":
                 variance = Isotropic(fixed_last_variance(process.forward, seen.t, name))
@@ -195,3 +195,9 @@ class TimeColumn:
         if name not in self.by_group:
             self.by_group[name] = values.new_zeros(*values.shape[:-1], self._sums.groups)
         self.by_group[name].index_add_(-1, group, values)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    """Mean of squares per image, (B,), without an intermediate as large as x."""
+    flat = x.flatten(1)
+    return torch.einsum("bi,bi->b", flat, flat) / flat.shape[1]

@@ -60,10 +60,10 @@ class VarianceCells(Cells):
         self.width = (self.high - self.low) / CELLS
 
     def locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        place = u.clamp(min=math.exp(self.low - self.width)).log_().sub_(self.low).div_(self.width)
-        cell = place.floor().clamp_(-1, CELLS - 1)
-        offset = place.sub_(cell).sub_(0.5).mul_(self.width).clamp_(max=self.width / 2)
-        return cell.long() + 1, offset.masked_fill_(cell < 0, 0.0)
+        bounded = u.clamp(math.exp(self.low - self.width / 2), math.exp(self.high))
+        place = bounded.log_().sub_(self.low).div_(self.width).add_(1)  # what counts as 0 lies in [0.5, 1), in cell 0
+        cell = place.floor().clamp_(max=CELLS)
+        return cell.long(), place.sub_(cell).sub_(0.5).mul_(self.width)
 
     def kernels(self, ratio: Tensor, used: Tensor) -> tuple[Kernel, Kernel]:
         v = torch.exp(self.low + (used.double() - 0.5) * self.width).where(used > 0, 0.0)
@@ -110,15 +110,14 @@ class Deposit:
         index = (cell + group[:, None] * (CELLS + 1)).flatten()
         offset = offset.flatten()
         square = offset.square()
-        bins = self.moments.shape[-1]
-        self.moments[0, 0] += torch.bincount(index, minlength=bins)
-        self.moments[1, 0] += torch.bincount(index, offset, bins)
-        self.moments[2, 0] += torch.bincount(index, square, bins)
+        self.moments[0, 0] += torch.bincount(index, minlength=self.moments.shape[-1])
+        self.moments[1, 0].index_add_(0, index, offset)
+        self.moments[2, 0].index_add_(0, index, square)
         for number, error in enumerate(errors, start=1):
             error = error.flatten()
-            self.moments[0, number] += torch.bincount(index, error, bins)
-            self.moments[1, number] += torch.bincount(index, error * offset, bins)
-            self.moments[2, number] += torch.bincount(index, error * square, bins)
+            self.moments[0, number].index_add_(0, index, error)
+            self.moments[1, number].index_add_(0, index, error * offset)
+            self.moments[2, number].index_add_(0, index, error * square)
 
     def profile(self, nodes: Nodes) -> Tensor:
         """Sums at the nodes, (1 + E, G, n): A, then the parts of B."""

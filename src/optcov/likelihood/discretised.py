@@ -19,8 +19,9 @@ from optcov.gaussian import LOG_2_PI
 CDFS: Final = ("exact", "tanh")
 PROBABILITY_FLOOR = 1e-12  # of the "tanh" approximation
 _END = 1e-3  # a value nearer than this to an end, in half-widths of the range, belongs to the open bin
-_TINY = 1e-300
-_FAR = 35.0  # standard deviations beyond which erfc comes close to underflow in float64
+_FAR = 34.0  # standard deviations beyond which erfc comes close to underflow in float64
+_NEGLIGIBLE = -36.0  # logarithm of a share that float64 does not see
+_INFINITE = 1e100  # standard deviations that stand for infinitely many
 
 
 def bin_half_width(data_range: tuple[float, float]) -> float:
@@ -35,17 +36,21 @@ def discretised_log_prob(
     check_cdf(cdf)
     low, high = data_range
     end = _END * (high - low) / 2
+    first, last = x < low + end, x > high - end
     std = variance.double().sqrt()
     residual = (x.double() - mean.double()) / std
     half = bin_half_width(data_range) / std
-    first, last = x < low + end, x > high - end
     if cdf == "tanh":
         upper = _tanh_cdf(residual + half).masked_fill(last, 1.0)
         lower = _tanh_cdf(residual - half).masked_fill(first, 0.0)
         return (upper - lower).clamp(min=PROBABILITY_FLOOR).log()
-    return _log_interval(
-        (residual - half).masked_fill_(first, -math.inf), (residual + half).masked_fill_(last, math.inf)
-    )
+    # By symmetry, a bin is an interval (near, far) as seen from the side it lies on, |near| <= far.
+    open_ended = first | last
+    distance = residual.abs()
+    if bool(open_ended.any()):
+        beyond = (first & (residual > 0)) | (last & (residual < 0))  # the mean lies beyond the end: near is below 0
+        distance.mul_(1 - 2 * beyond.double())
+    return _log_interval(distance - half, distance.add_(half).masked_fill_(open_ended, math.inf))
 
 
 def check_cdf(cdf: str) -> str:
@@ -55,38 +60,52 @@ def check_cdf(cdf: str) -> str:
     return cdf
 
 
-def _log_interval(lower: Tensor, upper: Tensor) -> Tensor:
-    """log(Phi(upper) - Phi(lower)) for lower < upper, either of which may be infinite."""
-    near = torch.maximum(lower, -upper)  # by symmetry: the interval as seen from the side it lies on,
-    far = torch.maximum(upper, -lower)  # so that |near| <= far
-    root = math.sqrt(0.5)
-    near_tail = torch.erfc(near.abs().clamp_(max=_FAR).mul_(root))
-    far_tail = torch.erfc(far.clamp(max=_FAR).mul_(root))
-    # With 0 inside the interval, what lies outside is the small number; otherwise the interval itself is.
-    outside = (near_tail + far_tail).mul_(-0.5)
-    within = near_tail.sub_(far_tail).mul_(0.5).clamp_(min=_TINY)  # the clamp meets only what is replaced below
-    log_probability = torch.where(near < 0, outside.log1p_(), within.log_())
-    distant = (near > _FAR - 1).flatten().nonzero().squeeze(1)
-    if len(distant):
-        log_probability.view(-1)[distant] = _log_far_interval(near.flatten()[distant], far.flatten()[distant])
+def _log_interval(near: Tensor, far: Tensor) -> Tensor:
+    """log(Phi(far) - Phi(near)) elementwise for |near| <= far; far may be infinite."""
+    distant = near > _FAR
+    share = float(distant.sum()) / max(distant.numel(), 1)
+    if share in (0, 1):
+        return (_log_far_interval if share else _log_close_interval)(near, far)
+    # Most elements as a whole, with the others moved to where they do no harm; then the others by themselves.
+    if share > 0.5:
+        width = far - near
+        moved = near.clamp(min=_FAR)
+        log_probability = _log_far_interval(moved, width.add_(moved))
+        rest, method = ~distant, _log_close_interval
+    else:
+        log_probability = _log_close_interval(near.clamp(max=_FAR), far)
+        rest, method = distant, _log_far_interval
+    index = rest.flatten().nonzero().squeeze(1)
+    log_probability.view(-1)[index] = method(torch.take(near, index), torch.take(far, index))
     return log_probability
 
 
+def _log_close_interval(near: Tensor, far: Tensor) -> Tensor:
+    """For near up to 34, where the tails beyond both ends are representable numbers."""
+    root = math.sqrt(0.5)
+    near_tail, far_tail = torch.erfc(near.abs().mul_(root)), torch.erfc(far * root)
+    # With 0 inside the interval, what lies outside is the small number; otherwise the interval itself is.
+    outside = (near_tail + far_tail).mul_(-0.5)
+    within = near_tail.sub_(far_tail).mul_(0.5)
+    return torch.where(near < 0, outside.log1p_(), within.log_())
+
+
 def _log_far_interval(near: Tensor, far: Tensor) -> Tensor:
-    """The same for 34 < near < far, with the density at near taken out of the logarithm."""
-    exponent = (near - far).mul_(near + far).mul_(0.5).clamp_(min=-700.0)  # log-ratio of the densities at far and near
-    log_tail = _mills_ratio(near).sub_(exponent.exp_().mul_(_mills_ratio(far))).log_()
-    return log_tail.sub_(near.square_().add_(LOG_2_PI).mul_(0.5))
+    """For near above 34: the logarithm of the tail beyond near, less what lies beyond far where that matters."""
+    log_tail = _log_far_tail(near)
+    exponent = (near - far).mul_(near + far)  # twice the log-ratio of the densities at far and near
+    if float(exponent.max()) < 2 * _NEGLIGIBLE:
+        return log_tail
+    ratio = _log_far_tail(far.clamp(max=_INFINITE)).sub_(log_tail).exp_()
+    return log_tail.add_(ratio.neg_().log1p_())
 
 
-def _mills_ratio(z: Tensor) -> Tensor:
-    """(1 - Phi(z)) / density, by its asymptotic series, which is exact to 1e-12 for z > 34; 0 at infinity."""
-    inverse = z.reciprocal()
-    q = inverse.square()
-    series = (-7 * q).add_(1)
-    for coefficient in (-5, -3, -1):
-        series.mul_(q).mul_(coefficient).add_(1)
-    return series.mul_(inverse)
+def _log_far_tail(z: Tensor) -> Tensor:
+    """log(1 - Phi(z)) by its asymptotic series, exact to 1e-11 for z > 34."""
+    square = z.square()
+    q = square.reciprocal()
+    series = (-37 / 3 * q).add_(5 / 2).mul_(q).sub_(1).mul_(q)
+    return series.sub_(square.sub_(q.log_()).add_(LOG_2_PI).mul_(0.5))
 
 
 def _tanh_cdf(z: Tensor) -> Tensor:
