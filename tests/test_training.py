@@ -23,6 +23,7 @@ from optcov.training import Batches, JointObjective, NoiseObjective, Training, T
 from optcov.training.batches import draw_times, step_generator
 from optcov.training.checkpoint import Checkpoint, CheckpointStore
 from optcov.training.losses import noise_loss, squared_error
+from optcov.training.score import SampleScore, ScoreSettings
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
 
@@ -221,6 +222,20 @@ def test_the_best_checkpoint_is_that_of_the_lowest_score(tmp_path):
     list(run.run())
     assert run.store.steps() == [4, 6]
     assert run.store.latest().best == (4, 1.0)
+    best = run.store.load(4).average
+    assert same({f"network.{k}": v for k, v in network.state_dict().items()}, best)
+
+
+def test_checkpoints_are_scored_by_samples_of_the_averaged_weights(tmp_path):
+    network = tiny_network()
+    source = ImageSet(torch.randint(0, 256, (20, 1, 28, 28), generator=torch.Generator().manual_seed(1)).byte())
+    score = SampleScore(network, source, ScoreSettings(samples=8, steps=2))
+    first = score()
+    assert first == score()
+    assert first > 0
+    with torch.no_grad():
+        network.backbone.module.conv_out.bias += 0.5
+    assert score() != first
 
 
 def test_a_nan_loss_stops_with_the_last_checkpoint_intact(tmp_path):

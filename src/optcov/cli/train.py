@@ -39,10 +39,16 @@ def command(
     checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
     keep: int = typer.Option(2, help="How many of the latest checkpoints stay."),
     keep_every: int = typer.Option(0, help="Checkpoints at multiples of this step stay too; 0 for none."),
+    score_samples: int = typer.Option(
+        0, help="Judge each checkpoint by the Frechet distance of so many samples and end with the best; 0: the last."
+    ),
+    score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
+    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
 ) -> None:
     """Train a noise predictor (stage 1)."""
     from optcov import data as image_data
     from optcov.training.config import TrainingConfig
+    from optcov.training.score import ScoreSettings
     from optcov.training.stage1 import UNetShape, train_noise_predictor
 
     config = TrainingConfig(
@@ -60,8 +66,9 @@ def command(
     )
     shape = UNetShape(_numbers(channels), layers, attention_levels, groups, head_dim, dropout)
     images = image_data.load(data, split)
-    show(train_noise_predictor(images, out, config, shape, schedule, flip), steps, "stage 1")
-    finish(out / "unet", f"optcov fit {out} {data}")
+    score = ScoreSettings(score_samples, score_steps, features=score_features, seed=seed) if score_samples else None
+    show(train_noise_predictor(images, out, config, shape, schedule, flip, score), steps, "stage 1")
+    finish(out / "unet", f"optcov fit {out} {data} --out {out}-bundle")
 
 
 def show(records: Iterable[StepRecord], total: int, what: str) -> None:

@@ -51,7 +51,8 @@ class StepRecord:
 class Training:
     """An objective in training: parameters that require gradients, their moving average, and the optimizer.
 
-    After `run` is drained, the objective holds the averaged weights.
+    After `run` is drained, the objective holds the averaged weights: the last ones, or with a score those of the
+    checkpoint with the lowest.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class Training:
                 if last or self.step % self.config.checkpoint_every == 0:
                     self._checkpoint(log)
                 yield record
-            copy_into(self.parameters, self.average, "averaged weights")
+            average = self.average if self.best is None else self.store.load(self.best[0]).average
+            copy_into(self.parameters, average, "averaged weights")
 
     def _one_step(self) -> tuple[float, float]:
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes

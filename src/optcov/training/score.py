@@ -1,0 +1,48 @@
+"""The score that chooses the best checkpoint: the Frechet distance of some samples to the training images.
+
+The paper takes FID on 1,000 samples. Every checkpoint draws from the same noise, so that differences are not luck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+from optcov.bundle import Bundle
+from optcov.data import ImageSet
+from optcov.metrics import FeatureStatistics, find_extractor, frechet_distance
+from optcov.metrics.sources import Drawing, draw_images
+from optcov.networks import HeadedNetwork
+
+
+@final
+@dataclass(frozen=True)
+class ScoreSettings:
+    """How samples are drawn and compared; features as in `optcov.metrics.find_extractor`."""
+
+    samples: int = 1000
+    steps: int = 50
+    method: str = "DDIM"
+    features: str = "fashion"
+    seed: int = 0
+
+
+@final
+class SampleScore:
+    """Call it for the score of the weights that are in the network now; lower is better."""
+
+    def __init__(self, network: HeadedNetwork, images: ImageSet, settings: ScoreSettings):
+        self.network, self.images, self.settings = network, images, settings
+        self._extractor = find_extractor(settings.features)
+
+    @cached_property
+    def _wanted(self) -> FeatureStatistics:
+        return FeatureStatistics.of(self._extractor.features(self.images))
+
+    def __call__(self) -> float:
+        """Frechet distance of fresh samples to the training images."""
+        bundle = Bundle(self.network, self.images.shape)
+        drawing = Drawing(self.settings.samples, self.settings.steps, self.settings.seed)
+        drawn = draw_images(bundle, self.settings.method, drawing)
+        return frechet_distance(FeatureStatistics.of(self._extractor.features(drawn)), self._wanted)
