@@ -1,0 +1,99 @@
+"""`optcov fit` from a noise predictor to a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import optcov
+from optcov.bundle.weights import save_unet
+from optcov.cli import app
+from optcov.networks.unet import build_unet
+from optcov.training import TrainingError
+from optcov.training.sources import open_predictor
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("fit")
+    save_unet(directory / "unet", build_unet((1, 8, 8), channels=(8, 8), groups=4, head_dim=8))
+    for name, channels in (("grey", 1), ("colour", 3)):
+        pixels = np.random.default_rng(0).integers(0, 256, (32, 8, 8, channels), dtype=np.uint8)
+        np.savez(directory / f"{name}.npz", images=pixels)
+    return directory
+
+
+def fit(predictor: Path, out: Path, *options: str, data: str = "grey.npz"):
+    base = ["fit", str(predictor / "unet"), str(predictor / data), "--out", str(out)]
+    quick = [
+        "--images",
+        "32",
+        "--batch-size",
+        "16",
+        "--times",
+        "4",
+        "--measure-images",
+        "8",
+        "--calibration-samples",
+        "0",
+    ]
+    return CliRunner().invoke(app, [*base, *quick, *options])
+
+
+def test_fit_writes_a_bundle_with_heads_numbers_and_history(predictor, tmp_path):
+    result = fit(predictor, tmp_path / "bundle")
+    assert result.exit_code == 0, result.output
+    bundle = optcov.load(tmp_path / "bundle")
+    assert sorted(bundle.heads) == ["npr", "range", "sn"]
+    assert len(bundle.numbers.times) == 4
+    assert bundle.provenance["heads"]["loss"] == "gamma"
+    step = bundle.with_schedule("linear").reverse_process("SN-DDPM").step(torch.zeros(2, 1, 8, 8), 500, 400)
+    assert bool(step.variance.isfinite().all())
+    half = next(bundle.unet.parameters())
+    assert torch.equal(half, half.half().float())  # rounded before the fit, so that heads belong to what is stored
+
+
+def test_paper_exact_heads_are_linear(predictor, tmp_path):
+    result = fit(predictor, tmp_path / "bundle", "--paper-exact", "--heads", "npr", "--measure-images", "0")
+    assert result.exit_code == 0, result.output
+    bundle = optcov.load(tmp_path / "bundle")
+    assert bundle.heads["npr"].transform == "linear"
+    assert bundle.heads["npr"].kind == "conv"
+    assert bundle.numbers is not None  # from the samples of the fit itself
+
+
+def test_residual_heads_train_by_gradient_descent(predictor, tmp_path):
+    result = fit(predictor, tmp_path / "bundle", "--kind", "residual", "--steps", "3", "--heads", "npr,sn")
+    assert result.exit_code == 0, result.output
+    assert optcov.load(tmp_path / "bundle").heads["npr"].kind == "residual"
+
+
+def test_images_with_other_channels_are_refused(predictor, tmp_path):
+    result = fit(predictor, tmp_path / "bundle", data="colour.npz")
+    assert isinstance(result.exception, ValueError)
+    assert "(1, 8, 8)" in str(result.exception)
+    assert "(3, 8, 8)" in str(result.exception)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_head_of_another_backbone_is_refused_by_the_bundle(predictor, tmp_path):
+    assert fit(predictor, tmp_path / "bundle", "--heads", "npr").exit_code == 0
+    bundle = optcov.load(tmp_path / "bundle")
+    other = open_predictor(predictor / "unet", half=False)  # not rounded: other weights
+    with pytest.raises(ValueError, match="fit it again"):
+        other.with_heads(bundle.heads, bundle.backbone)
+
+
+def test_a_directory_that_holds_no_noise_predictor_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match=r"neither a run .* nor a bundle"):
+        open_predictor(tmp_path)
+
+
+def test_an_unfinished_run_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text('{"schedule": "vp_sde"}')
+    with pytest.raises(TrainingError, match="not finished"):
+        open_predictor(tmp_path)
