@@ -31,7 +31,7 @@ def test_a_file_that_was_never_finished_does_not_count(tmp_path):
 
 
 def test_another_run_in_the_same_directory_is_refused(tmp_path):
-    SampleDirectory(tmp_path, {"seed": 1, "method": "DDIM"}, "png")
+    SampleDirectory(tmp_path, {"seed": 1, "method": "DDIM"}, "png").save(IMAGES[:1], [0])
     with pytest.raises(DataError, match="holds a run with seed = 1, not 2; choose another directory"):
         SampleDirectory(tmp_path, {"seed": 2, "method": "DDIM"}, "png")
     with pytest.raises(DataError, match="format = png, not npz"):
@@ -41,4 +41,16 @@ def test_another_run_in_the_same_directory_is_refused(tmp_path):
     assert not (tmp_path / "new").exists()
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(DataError, match="does not describe a run"):
+        SampleDirectory(tmp_path, {"seed": 1}, "png")
+
+
+def test_a_run_that_draws_nothing_leaves_the_directory_free(tmp_path):
+    SampleDirectory(tmp_path, {"seed": 1}, "png")
+    SampleDirectory(tmp_path, {"seed": 2}, "npz").save(IMAGES[:1], [0])
+
+
+def test_images_without_a_description_are_not_taken_for_ones_own(tmp_path):
+    SampleDirectory(tmp_path, {"seed": 1}, "png").save(IMAGES[:1], [0])
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(DataError, match="holds images of an unknown run"):
         SampleDirectory(tmp_path, {"seed": 1}, "png")

@@ -1,7 +1,11 @@
-"""`optcov sample`: images by any method, resumable; pictures that compare methods or show uncertainty."""
+"""`optcov sample`: images by any method, resumable; pictures that compare methods or show uncertainty.
+
+Under `accelerate launch -m optcov sample ...` each process draws a share of the images that are missing.
+"""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +14,19 @@ import typer
 from optcov.cli.console import errors, finish, print_json, track
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from accelerate import PartialState
 
     from optcov.bundle import Bundle
     from optcov.methods import Method
     from optcov.reverse import ReverseProcess
+    from optcov.solvers import SolverResult
     from optcov.trajectory import Trajectory
 
 COMPARED = "DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
+IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
+INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 
 
 def command(
@@ -47,25 +56,43 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
     """Draw images by any method of the paper."""
+    from accelerate import PartialState
+
     from optcov import bundle as bundles
 
-    model = bundles.load(bundle)
-    if schedule is not None:
-        model = model.with_schedule(schedule)
+    if n < 1 or batch_size < 1:
+        raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
+    state = PartialState()
+    model = bundles.load(bundle, schedule)
+    model.network.to(state.device)
     if compare:
         picture = out if out.suffix == ".png" else out / "compare.png"
-        _compare(model, picture, methods.split(";"), _numbers(steps_list), min(n, 16), seed)
+        _compare(model, picture, methods.split(";"), _numbers(steps_list), min(n, IN_PICTURE), seed)
         if json:
             print_json({"picture": str(picture), "methods": methods.split(";"), "steps": _numbers(steps_list)})
         else:
             finish(picture, f"optcov bpd {bundle}")
         return
     request = Request(model, method, steps, trajectory, seed, noise_cap, last_step, tolerance)
-    _sample(request, out, n, batch_size, file_format, json)
-    if not json:
-        finish(out / "grid.png", f"optcov sample {bundle} --compare --out out/compare.png")
     if variance_map:
-        _variance_map(request, out / "variance.png", min(n, 16))
+        request.require_variance()
+    try:
+        done = _sample(request, out, n, batch_size, file_format, state)
+    except KeyboardInterrupt:
+        errors.print(f"stopped; the same command goes on with what is missing in {out}", markup=False, highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    if not state.is_main_process:
+        return
+    if variance_map:
+        done["variance_map"] = str(out / "variance.png")
+        _variance_map(request, out / "variance.png", min(n, IN_PICTURE))
+    if json:
+        print_json(done)
+        return
+    _tell(done)
+    if variance_map:
+        finish(out / "variance.png")
+    finish(out / "grid.png", f"optcov sample {bundle} --compare --out out/compare.png")
 
 
 class Request:
@@ -86,32 +113,67 @@ class Request:
         from optcov.report.comparison import on_schedule_of
 
         self.method: Method = find_method(method)
-        model = on_schedule_of(model, self.method)
-        self.model, self.seed, self.last_step, self.tolerance = model, seed, last_step, tolerance
+        self.model = model = on_schedule_of(model, self.method)
+        self.kind, self.seed, self.last_step, self.tolerance = trajectory, seed, last_step, tolerance
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
             self.process = model.reverse_process(self.method)
             self.trajectory = model.trajectory(steps, trajectory, self.method.name)
+        elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
+            raise ValueError(
+                f"{self.method.name} has times and a last step of its own: leave --trajectory, --noise-cap and "
+                f"--last-step out, or choose a method such as SN-DDIM"
+            )
         self.steps = steps
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether the method chooses its own steps."""
+        return self.method.solver == "gotta_go_fast"
+
+    @property
+    def caption(self) -> str:
+        """One line for the eye."""
+        effort = f"tolerance {self.tolerance:g}" if self.adaptive else f"{self.steps} steps"
+        times = "" if self.trajectory is None else f" ({self.kind})"
+        return f"{self.model.name}: {self.method.name}, {effort}{times}, seed {self.seed}"
+
     def settings(self) -> dict[str, Any]:
         """What determines the images, for run.json."""
+        from optcov.networks import fingerprint
+
+        head = self.model.heads.get(self.method.covariance or "")
         return {
             "bundle": self.model.name,
             "backbone": self.model.backbone,
+            "head": None if head is None else fingerprint(head),
+            "numbers": self._numbers_per_time(),
             "schedule": repr(self.model.schedule),
             "method": self.method.name,
-            "steps": self.steps,
+            "steps": None if self.adaptive else self.steps,
             "times": list(self.trajectory.times) if self.trajectory else None,
             "seed": self.seed,
             "noise_cap": self.noise_cap,
             "last_step": self.last_step,
-            "tolerance": self.tolerance if self.method.solver == "gotta_go_fast" else None,
+            "tolerance": self.tolerance if self.adaptive else None,
         }
 
-    def draw(self, indices: list[int], **options: Any) -> Any:
+    def _numbers_per_time(self) -> list[float] | None:
+        if self.method.covariance != "analytic" or self.trajectory is None:
+            return None
+        numbers = self.model.per_time("mean_square_noise")
+        return [float(numbers(t)) for t in self.trajectory.times]
+
+    def require_variance(self) -> None:
+        """Refuse methods that say nothing of the variance of x_0."""
+        if self.trajectory is None or self.method.covariance == "range":
+            raise ValueError(
+                f"{self.method.name} estimates no variance of x_0; choose a method such as SN-DDIM or NPR-DDPM"
+            )
+
+    def draw(self, indices: Sequence[int], **options: Any) -> SolverResult:
         """Draw the images with these numbers."""
         from optcov.methods import draw
 
@@ -129,42 +191,61 @@ class Request:
             noise_cap=self.noise_cap,
             last_step=self.last_step,
             relative_tolerance=self.tolerance,
+            device=next(self.model.unet.parameters()).device,
             **options,
         )
 
 
-def _sample(request: Request, out: Path, n: int, batch_size: int, file_format: str, json: bool) -> None:
-    from optcov.data import grid, to_8bit, write_png
+def _sample(
+    request: Request, out: Path, n: int, batch_size: int, file_format: str, state: PartialState
+) -> dict[str, Any]:
+    """Draw what is missing of the first n images, and say what was done."""
+    from optcov.data import to_8bit
     from optcov.data.sample_directory import SampleDirectory
+    from optcov.report.comparison import draw_grid
     from optcov.storage import directory_lock
 
-    if n < 1 or batch_size < 1:
-        raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
-    with directory_lock(out):
+    evaluations: list[float] = []
+    with directory_lock(out) if state.is_main_process else nullcontext():
         directory = SampleDirectory(out, request.settings(), file_format)
         missing = directory.missing(n)
+        state.wait_for_everyone()  # nobody draws before everybody has seen what is missing
+        rank, ranks = state.process_index, state.num_processes
+        share = missing[len(missing) * rank // ranks : len(missing) * (rank + 1) // ranks]
 
         def batches() -> Iterator[list[int]]:
-            for first in range(0, len(missing), batch_size):
-                indices = missing[first : first + batch_size]
-                directory.save(to_8bit(request.draw(indices).x_0), indices)
+            for start in range(0, len(share), batch_size):
+                indices = share[start : start + batch_size]
+                drawn = request.draw(indices)
+                directory.save(to_8bit(drawn.x_0), indices)
+                evaluations.extend(drawn.evaluations.tolist())
                 yield indices
 
-        for _ in track(batches(), len(missing), f"{request.method.name}, {request.steps} steps", "images", len):
+        for _ in track(batches(), len(share), request.caption, "images", len) if state.is_main_process else batches():
             pass
-        shown = min(n, 64)
-        write_png(out / "grid.png", grid(directory.first(shown), columns=8))
+        state.wait_for_everyone()
+        if state.is_main_process:
+            draw_grid(directory.first(min(n, IN_GRID)), out / "grid.png", request.caption)
     clamps = request.process.clamps if request.process else None
-    if json:
-        done = {"directory": str(out), "images": n, "drawn": len(missing), "settings": request.settings()}
-        print_json(
-            {**done, "clamped": {"below": clamps.below, "above": clamps.above, "of": clamps.total} if clamps else None}
-        )
-        return
-    if clamps is not None and clamps.below:
-        share = clamps.below / clamps.total
+    return {
+        "directory": str(out),
+        "grid": str(out / "grid.png"),
+        "images": n,
+        "drawn": len(missing),
+        "evaluations": sum(evaluations) / len(evaluations) if evaluations else None,  # per image, of this process
+        "settings": request.settings(),
+        "clamped": {"below": clamps.below, "above": clamps.above, "of": clamps.total} if clamps else None,
+    }
+
+
+def _tell(done: dict[str, Any]) -> None:
+    clamped = done["clamped"]
+    if clamped and clamped["below"]:
+        share = clamped["below"] / clamped["of"]
         errors.print(f"{share:.2%} of the estimated variances were negative and taken as 0", highlight=False)
-    errors.print(f"{len(missing)} images drawn, {n - len(missing)} were there already", highlight=False)
+    drawn, evaluations = done["drawn"], done["evaluations"]
+    cost = "" if evaluations is None else f", {evaluations:.4g} network evaluations each"
+    errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)
 
 
 def _compare(model: Bundle, path: Path, methods: list[str], steps: list[int], count: int, seed: int) -> None:
@@ -187,8 +268,8 @@ def _variance_map(request: Request, path: Path, count: int) -> None:
     from optcov.report.comparison import clean_deviation, draw_deviations
     from optcov.sampling import Step
 
-    if request.trajectory is None:
-        raise ValueError(f"{request.method.name} estimates no variance; choose a method such as SN-DDIM or NPR-DDPM")
+    assert request.process is not None
+    assert request.trajectory is not None
     middle = request.trajectory.times[len(request.trajectory) // 2]
     seen: list[Any] = []
 
@@ -196,9 +277,8 @@ def _variance_map(request: Request, path: Path, count: int) -> None:
         if step.t == middle:
             seen.append(step.x_t)
 
-    images = to_8bit(request.draw(list(range(count)), callback=remember).x_0)
-    deviations = clean_deviation(request.model, request.method.name, seen[0], middle)
+    images = to_8bit(request.draw(range(count), callback=remember).x_0).cpu()
+    deviations = clean_deviation(request.process, seen[0], middle)
     draw_deviations(
         images, deviations, path, f"{request.method.name}: standard deviation of x_0 given x_t at t = {middle}"
     )
-    finish(path)

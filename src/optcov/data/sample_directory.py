@@ -1,6 +1,7 @@
 """A directory of drawn images that can be filled in several runs, none repeated and none left out.
 
-    run.json       what the images are: method, steps, seed, ...; another run into the same directory must agree
+    run.json       what the images are: method, steps, seed, ...; another run into the same directory must agree.
+                   Written with the first image, so that a run that fails before leaves the directory free
     images/        000000.png, ... (format "png")
     shards/        images-000000-000063.npz, ... (format "npz")
 
@@ -35,7 +36,8 @@ class SampleDirectory:
         if file_format not in FORMATS:
             raise DataError(f"unknown format {file_format!r}; choose one of {', '.join(FORMATS)}")
         self.path, self.format = Path(path), file_format
-        self._agree(dict(settings))
+        self._settings = {**settings, "format": file_format}
+        self._check_agreement()
 
     def missing(self, count: int) -> list[int]:
         """Numbers of the first `count` images that are not there yet."""
@@ -44,6 +46,8 @@ class SampleDirectory:
 
     def save(self, images: Tensor, indices: Sequence[int]) -> None:
         """Write 8-bit images (n, C, H, W) under their numbers; a shard holds a run of consecutive ones."""
+        if not (self.path / "run.json").exists():
+            storage.write_json(self.path / "run.json", self._settings)
         if self.format == "png":
             for index, image in zip(indices, images, strict=True):
                 write_png(self.path / "images" / f"{index:06d}.png", image)
@@ -66,11 +70,11 @@ class SampleDirectory:
                     found.update(enumerate(torch.from_numpy(content["images"]), start=int(match[1])))
         return torch.stack([found[index] for index in range(count)])
 
-    def _agree(self, settings: dict[str, Any]) -> None:
-        file = self.path / "run.json"
-        settings = {**settings, "format": self.format}
+    def _check_agreement(self) -> None:
+        file, settings = self.path / "run.json", self._settings
         if not file.exists():
-            storage.write_json(file, settings)
+            if self._done():
+                raise DataError(f"{self.path} holds images of an unknown run (no run.json); choose another directory")
             return
         before = storage.read_json(file)
         if not isinstance(before, dict):

@@ -1,4 +1,4 @@
-"""Pictures of samples: methods against numbers of steps from the same noise, and standard deviations beside images."""
+"""Pictures of samples: grids, methods against numbers of steps from the same noise, deviations beside images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from optcov.bundle import Bundle
 from optcov.data import grid, to_8bit
 from optcov.methods import Method, draw, find_method
+from optcov.reverse import ReverseProcess
 from optcov.schedule import VPSchedule
 from optcov.storage import atomic_writer
 
@@ -24,29 +25,34 @@ class Cell:
 
     method: str
     steps: int
-    images: Tensor  # uint8, (n, C, H, W)
+    images: Tensor  # uint8, (n, C, H, W), on the CPU
+    evaluations: float  # of the network, mean over the images
 
 
 def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Cell]:
     """Draw the same `count` images (the same noise) by every method in every number of steps."""
-    for name in methods:
-        method = find_method(name)
+    rows = []  # all of them before the first is drawn, so that a bad name does not cost the time of the good ones
+    for method in map(find_method, methods):
         model = on_schedule_of(bundle, method)
-        process = model.reverse_process(method) if method.covariance else None
+        rows.append((method, model, model.reverse_process(method) if method.covariance else None))
+    for method, model, process in rows:
+        drawn = None
         for K in steps:
-            drawn = draw(
-                method,
-                model.network,
-                model.schedule,
-                K,
-                model.image_shape,
-                range(count),
-                seed,
-                process=process,
-                data_range=model.data_range,
-                noise_cap=model.noise_cap(method.name),
-            )
-            yield Cell(method.name, K, to_8bit(drawn.x_0))
+            if drawn is None or method.solver != "gotta_go_fast":  # which chooses its own steps, the same for every K
+                drawn = draw(
+                    method,
+                    model.network,
+                    model.schedule,
+                    K,
+                    model.image_shape,
+                    range(count),
+                    seed,
+                    process=process,
+                    data_range=model.data_range,
+                    noise_cap=model.noise_cap(method.name),
+                    device=next(model.unet.parameters()).device,
+                )
+            yield Cell(method.name, K, to_8bit(drawn.x_0).cpu(), float(drawn.evaluations.double().mean()))
 
 
 def on_schedule_of(bundle: Bundle, method: Method) -> Bundle:
@@ -54,6 +60,17 @@ def on_schedule_of(bundle: Bundle, method: Method) -> Bundle:
     if method.solver == "peer" and isinstance(bundle.schedule, VPSchedule):
         return bundle.with_schedule(bundle.schedule.on_grid())
     return bundle
+
+
+def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> None:
+    """Write images (n, C, H, W), uint8, row by row above a caption."""
+    columns = min(columns, len(images))
+    picture = grid(images, columns)
+    width = 6.0
+    figure = _figure(width, width * picture.shape[1] / picture.shape[2] + 0.4)
+    show(figure.subplots(), picture)
+    figure.supxlabel(caption, fontsize=9)
+    _save(figure, path)
 
 
 def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
@@ -65,6 +82,8 @@ def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
     for cell in cells:
         axes = panels[methods.index(cell.method)][steps.index(cell.steps)]
         show(axes, grid(cell.images, side, border=1))
+        if cell.evaluations != cell.steps:
+            axes.set_xlabel(f"{cell.evaluations:.0f} evaluations", fontsize=7)
     for row, method in zip(panels, methods, strict=True):
         row[0].set_ylabel(method, fontsize=9)
     for axes, K in zip(panels[0], steps, strict=True):
@@ -86,7 +105,7 @@ def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str
     for number in range(count):
         left, right = panels[number // columns][2 * (number % columns) : 2 * (number % columns) + 2]
         show(left, images[number])
-        drawn = right.imshow(deviations[number].mean(0), cmap="magma", vmin=0, vmax=float(deviations.max()))
+        drawn = right.imshow(deviations[number].mean(0).numpy(), cmap="magma", vmin=0, vmax=float(deviations.max()))
     figure.colorbar(drawn, ax=panels, label="standard deviation of x_0", shrink=0.8)
     figure.suptitle(caption, fontsize=10)
     _save(figure, path)
@@ -101,10 +120,10 @@ def show(axes: Any, image: Tensor) -> None:
         spine.set_visible(False)
 
 
-def clean_deviation(bundle: Bundle, method: str, x_t: Tensor, t: float) -> Tensor:
-    """Standard deviation of x_0 given x_t by a method's covariance, (n, C, H, W)."""
+def clean_deviation(process: ReverseProcess, x_t: Tensor, t: float) -> Tensor:
+    """Standard deviation of x_0 given x_t by the process's covariance, (n, C, H, W)."""
     with torch.no_grad():
-        posterior = bundle.reverse_process(method).posterior(x_t, t)
+        posterior = process.posterior(x_t, t)
     return posterior.variance.expand_as(posterior.mean).sqrt().float().cpu()
 
 

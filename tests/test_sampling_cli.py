@@ -1,0 +1,270 @@
+"""`optcov sample` from end to end on a tiny bundle: files, pictures, resuming after a real kill, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from optcov import Schedule
+from optcov.bundle import Bundle
+from optcov.cli import main
+from optcov.data import to_8bit
+from optcov.sampling import sample
+from small_bundles import SHAPE, small_bundle, small_head
+
+CODE_OF_INTERRUPT = 130
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory) -> Path:
+    """Two bundles: `discrete` with 50 times, `sde` in continuous time."""
+    directory = tmp_path_factory.mktemp("bundles")
+    small_bundle(Schedule.linear(50)).save(directory / "discrete")
+    small_bundle(Schedule.vp_sde()).save(directory / "sde")
+    return directory
+
+
+@pytest.fixture
+def optcov(monkeypatch, capsys):
+    """Run the command line as a user does; returns exit code, standard output and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["optcov", "sample", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def pixels(directory: Path, n: int) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(directory / "images" / f"{i:06d}.png")) for i in range(n)])
+
+
+def test_png_files_are_the_images_that_the_library_draws(bundles, tmp_path, optcov):
+    out = tmp_path / "run"
+    code, said, _ = optcov(bundles / "discrete", "--steps", 4, "--n", 5, "--batch-size", 2, "--out", out, "--json")
+    assert code == 0
+    done = json.loads(said)
+    assert (done["images"], done["drawn"], done["evaluations"]) == (5, 5, 4.0)
+    assert done["settings"]["method"] == "SN-DDIM"
+    bundle = small_bundle(Schedule.linear(50))
+    drawn = sample(
+        bundle.reverse_process("SN-DDIM"), bundle.trajectory(4), (5, *SHAPE), noise_cap=bundle.noise_cap("SN-DDIM")
+    )
+    difference = pixels(out, 5).astype(int) - to_8bit(drawn)[:, 0].numpy().astype(int)
+    assert np.abs(difference).max() <= 1  # batches of 2 and of 5 round differently
+    with Image.open(out / "grid.png") as grid:
+        assert grid.width > 500  # the images above a caption
+    assert sorted(p.name for p in out.iterdir()) == [".lock", "grid.png", "images", "run.json"]
+
+
+def test_shards_hold_the_same_images_as_files(bundles, tmp_path, optcov):
+    for name, n in (("png", 5), ("npz", 3), ("npz", 5)):  # the second run into npz goes on with the first
+        code, _, said = optcov(
+            bundles / "discrete", "--steps", 3, "--n", n, "--batch-size", 2, "--format", name, "--out", tmp_path / name
+        )
+        assert code == 0
+    assert "2 images drawn, 3 network evaluations each; 3 were there already" in said
+    names = sorted(p.name for p in (tmp_path / "npz" / "shards").iterdir())
+    assert names == ["images-000000-000001.npz", "images-000002-000002.npz", "images-000003-000004.npz"]
+    shards = np.concatenate([np.load(tmp_path / "npz" / "shards" / name)["images"] for name in names])
+    assert np.abs(shards[:, 0].astype(int) - pixels(tmp_path / "png", 5).astype(int)).max() <= 1
+
+
+KILLED_IN_THE_MIDDLE = """
+import os, signal, sys
+from optcov.bundle import Bundle
+from optcov.cli import main
+
+rename, count = os.replace, 0
+
+def killed_before_the_seventh_file_is_whole(source, target):
+    global count
+    count += 1
+    if count == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, target)
+
+os.replace = killed_before_the_seventh_file_is_whole
+sys.argv = ["optcov", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("file_format", ["png", pytest.param("npz", marks=pytest.mark.long)])
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_bytes(bundles, tmp_path, optcov, file_format):
+    """kill -9 strikes between writing a file and giving it its name: the worst moment."""
+
+    def arguments(out: Path) -> list[str]:
+        options = f"--method NPR-DDPM --steps 3 --n 9 --batch-size 1 --seed 4 --format {file_format}"
+        return [str(bundles / "discrete"), *options.split(), "--out", str(out)]
+
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_THE_MIDDLE, "sample", *arguments(tmp_path / "killed")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    written = files(tmp_path / "killed")
+    assert len([name for name in written if name.endswith(f".{file_format}")]) == 5  # run.json was the first of six
+    assert optcov(*arguments(tmp_path / "whole"))[0] == 0
+    code, _, said = optcov(*arguments(tmp_path / "killed"))
+    assert code == 0
+    assert "4 images drawn" in said
+    whole, resumed = files(tmp_path / "whole"), files(tmp_path / "killed")
+    assert {name: content for name, content in resumed.items() if not name.endswith(".part")} == whole
+    assert all(resumed[name] == content for name, content in written.items())
+
+
+def test_comparison_shows_methods_peers_and_adaptive_solvers(bundles, tmp_path, optcov):
+    out = tmp_path / "compare.png"
+    methods = "DDPM, beta; SN-DDIM; UniPC; Gotta Go Fast"
+    code, said, _ = optcov(
+        bundles / "sde", "--compare", "--methods", methods, "--compare-steps", "2,3", "--n", 2, "--out", out, "--json"
+    )
+    assert code == 0
+    assert json.loads(said)["steps"] == [2, 3]
+    with Image.open(out) as picture:
+        assert picture.height > picture.width  # four rows, two columns
+
+
+def test_variance_map_stands_beside_the_images_and_leaves_json_whole(bundles, tmp_path, optcov):
+    code, said, _ = optcov(
+        bundles / "sde", "--steps", 3, "--n", 3, "--variance-map", "--json", "--out", tmp_path, "--method", "NPR-DDPM"
+    )
+    assert code == 0
+    picture = Path(json.loads(said)["variance_map"])
+    assert picture == tmp_path / "variance.png"
+    with Image.open(picture) as image:
+        assert image.width > image.height  # three pairs beside each other
+
+
+def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
+    bundle = small_bundle(Schedule.linear(50))
+    bundle.with_heads({"npr": small_head(7)}, bundle.backbone).save(tmp_path / "discrete")
+    common = ("--method", "NPR-DDIM", "--steps", 2, "--n", 1, "--out", tmp_path / "run")
+    assert optcov(bundles / "discrete", *common)[0] == 0
+    code, _, said = optcov(tmp_path / "discrete", *common)
+    assert code == 2
+    assert "holds a run with head = " in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "SNDDIM"], "unknown method 'SNDDIM'; choose one of"),
+        (["--steps", "1"], "K = 1 is outside 2..50"),
+        (["--steps", "51"], "K = 51 is outside 2..50"),
+        (["--n", "0"], "--n 0 and --batch-size 64 must be positive"),
+        (["--batch-size", "0"], "must be positive"),
+        (["--method", "SN-DPM"], "runs in continuous time, but the schedule has 50 steps"),
+        (["--method", "Euler-Maruyama"], "needs Schedule.vp_sde()"),
+        (["--method", "Improved DDPM"], "no head 'range'"),
+        (["--method", "Improved DDPM", "--variance-map"], "no head 'range'"),
+        (["--method", "UniPC", "--variance-map"], "UniPC estimates no variance of x_0"),
+        (["--method", "UniPC", "--last-step", "draw"], "leave --trajectory, --noise-cap and --last-step out"),
+        (["--trajectory", "odd"], "unknown kind of trajectory 'odd'"),
+        (["--trajectory", "optimal"], "optimal"),
+        (["--schedule", "sigmoid"], "sigmoid"),
+        (["--format", "gif"], "unknown format 'gif'"),
+        (["--noise-cap", "-1"], "noise_cap = -1.0 must be a positive number"),
+        (["--last-step", "first"], "last_step = 'first' is not one of mean, draw"),
+        (["--compare", "--compare-steps", "5,x"], "'5,x' is not a list of whole numbers"),
+        (["--compare", "--methods", "DDIM;no"], "unknown method 'no'"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_and_leaves_no_images(bundles, tmp_path, optcov, arguments, message):
+    code, out, said = optcov(bundles / "discrete", *arguments, "--out", tmp_path / "run")
+    assert code == 2
+    assert out == ""
+    assert message in said
+    assert "Traceback" not in said
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"]
+
+
+def test_a_directory_of_another_run_or_of_another_process_is_refused(bundles, tmp_path, optcov):
+    from optcov.storage import directory_lock
+
+    common = (bundles / "discrete", "--steps", 2, "--n", 1, "--out", tmp_path / "run")
+    assert optcov(*common)[0] == 0
+    before = files(tmp_path / "run")
+    for more, message in ((["--seed", 1], "seed = 0, not 1"), (["--format", "npz"], "format = png, not npz")):
+        code, _, said = optcov(*common, *more)
+        assert (code, message in said) == (2, True), said
+    with directory_lock(tmp_path / "run"):
+        code, _, said = optcov(*common)
+    assert (code, "in use by another process" in said) == (2, True), said
+    assert files(tmp_path / "run") == before
+    (tmp_path / "file").write_text("")
+    code, _, said = optcov(bundles / "discrete", "--steps", 2, "--n", 1, "--out", tmp_path / "file" / "run")
+    assert (code, said.splitlines()[-1].startswith("error: cannot use")) == (2, True), said
+
+
+def test_ctrl_c_says_how_to_go_on(bundles, tmp_path, optcov, monkeypatch):
+    from optcov.data.sample_directory import SampleDirectory
+
+    save = SampleDirectory.save
+
+    def interrupted(self, images, indices):
+        save(self, images, indices)
+        if indices[-1] == 1:
+            raise KeyboardInterrupt
+
+    common = (bundles / "discrete", "--steps", 2, "--n", 4, "--batch-size", 1, "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleDirectory, "save", interrupted)
+        code, _, said = optcov(*common)
+    assert code == CODE_OF_INTERRUPT
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    code, _, said = optcov(*common)
+    assert code == 0
+    assert "2 images drawn" in said
+
+
+def test_a_network_that_returns_nan_is_named_and_nothing_is_written(bundles, tmp_path, optcov):
+    bundle = small_bundle(Schedule.linear(50))
+    with torch.no_grad():
+        bundle.unet.conv_out.weight.fill_(3e38)
+    Bundle(bundle.network, SHAPE, name="bad").save(tmp_path / "bad")
+    code, _, said = optcov(
+        tmp_path / "bad", "--method", "DDPM, beta", "--steps", 3, "--n", 2, "--out", tmp_path / "run"
+    )
+    assert code == 2
+    assert "NaN or infinity: first at step 1 (time 50), in samples [0, 1]" in said
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock"]
+
+
+@pytest.mark.long
+def test_two_processes_share_the_images_and_draw_the_same_ones(bundles, tmp_path, optcov):
+    arguments = [bundles / "discrete", "--steps", 3, "--n", 9, "--batch-size", 4, "--format", "npz"]
+    launched = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m", "optcov", "sample"]
+        + [str(a) for a in [*arguments, "--out", tmp_path / "two", "--json"]],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert json.loads(launched.stdout)["drawn"] == 9
+    assert optcov(*arguments, "--out", tmp_path / "one")[0] == 0
+    drawn = [
+        np.concatenate([np.load(p)["images"] for p in sorted((tmp_path / name / "shards").glob("*.npz"))])
+        for name in ("one", "two")
+    ]
+    assert np.abs(drawn[0].astype(int) - drawn[1].astype(int)).max() <= 1
