@@ -19,7 +19,7 @@ from optcov.gaussian import Gaussian
 from optcov.noise import batch_noise
 from optcov.reverse import ReverseProcess
 from optcov.trajectory import Trajectory
-from optcov.watch import FiniteWatch
+from optcov.watch import FiniteWatch, not_finite
 
 StepNoise = Callable[[float, float], Tensor]
 LAST_STEPS = ("mean", "draw")
@@ -100,7 +100,6 @@ def sample(
     with nullcontext() if differentiable else torch.no_grad():
         for number, (t, s) in enumerate(trajectory.descending(), start=1):
             prediction = process.predict(x, t)
-            watch.mark(prediction.bad_samples(), t)
             step = process.step_from(prediction, x, t, s)
             if s == trajectory.times[0] and cap is not None:
                 step = Gaussian(step.mean, step.covariance.clamped(cap)[0])
@@ -108,6 +107,8 @@ def sample(
                 x_s = step.mean
             else:
                 x_s = step.sample(drawn(number) if noise is None else _check_noise(noise(t, s), x))
+            # both: a clipped x0_hat hides an infinite prediction, and finite ones can overflow
+            watch.mark(prediction.bad_samples() | not_finite(x_s), t)
             if callback is not None:
                 callback(Step(t, s, x, step, x_s))
             x = x_s
@@ -135,6 +136,8 @@ def generate(
     several processes take a share each: image i is the same in all of them.
     """
     wanted = range(images) if isinstance(images, int) else images
+    if isinstance(images, int) and images < 0:
+        raise ValueError(f"images = {images} is negative; pass how many to draw, or their numbers")
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size} is not positive")
     for first in range(0, len(wanted), batch_size):

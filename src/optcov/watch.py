@@ -19,7 +19,7 @@ class FiniteWatch:
 
     def look(self, x: Tensor, t: float) -> None:
         """Look at the result (B, *D) of the step that started at time t."""
-        self.mark(~x.isfinite().flatten(1).all(1), t)
+        self.mark(not_finite(x), t)
 
     def mark(self, bad: Tensor, t: float) -> None:
         """Take note of the samples (B,) that went bad in the step that started at time t."""
@@ -33,6 +33,11 @@ class FiniteWatch:
         if samples:
             number = int(first_bad[samples].min())
             raise ValueError(bad_value_message(number, self._times[number - 1], samples))
+
+
+def not_finite(x: Tensor) -> Tensor:
+    """Mark the samples of x (B, *D) with a NaN or infinity: (B,) booleans, on the device of x."""
+    return ~x.isfinite().flatten(1).all(1)
 
 
 def bad_value_message(number: int, t: float, samples: Sequence[int]) -> str:

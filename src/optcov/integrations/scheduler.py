@@ -25,6 +25,7 @@ from optcov.reverse import ReverseProcess
 from optcov.sampling import LAST_STEPS, variance_cap
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
+from optcov.watch import not_finite
 
 HEADS = ("sn", "npr", "range")  # covariances that read the second half of a 2C-channel output
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
@@ -272,7 +273,7 @@ def _noise(model_output: Tensor, sample: Tensor, generator: Any, supplied: Tenso
 
 
 def _require_finite(x_0: Tensor) -> None:
-    bad = ~x_0.isfinite().flatten(1).all(1)
+    bad = not_finite(x_0)
     if bool(bad.any()):
         samples = bad.nonzero().flatten().tolist()
         raise ValueError(

@@ -9,7 +9,7 @@ from optcov.prediction import Network
 from optcov.schedule import Schedule
 from optcov.solvers.result import NoiseSource, SolverResult
 from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE, check_end_time
-from optcov.watch import FiniteWatch, bad_value_message
+from optcov.watch import FiniteWatch, bad_value_message, not_finite
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def probability_flow_adaptive(
         # time runs down, torchdiffeq's up; its float32 may end an ulp below end_time
         t = min(max(1.0 - float(elapsed), end_time), 1.0)
         value = sde.ode_slope(x, t)
-        bad = ~value.isfinite().flatten(1).all(1)
+        bad = not_finite(value)
         if bool(bad.any()):  # step sizes are chosen on the host anyway
             raise ValueError(bad_value_message(evaluations, t, bad.nonzero().flatten().tolist()))
         return value
