@@ -170,6 +170,20 @@ def test_pipeline_survives_saving_and_loading(tmp_path, method):
     assert torch.equal(before, after)
 
 
+def test_saved_ddim_pipeline_needs_its_scheduler_back(tmp_path):
+    """DDIMPipeline's constructor, which from_pretrained calls, puts a DDIMScheduler in the place of any other."""
+    pipeline = attach(DDIMPipeline(tiny_unet(), DDIMScheduler(N)), tiny_bundle(), "NPR-DDIM")
+    pipeline.save_pretrained(tmp_path)
+    loaded = DDIMPipeline.from_pretrained(tmp_path)
+    assert isinstance(loaded.scheduler, DDIMScheduler)
+    loaded.scheduler = OptimalCovarianceScheduler.from_pretrained(tmp_path, subfolder="scheduler")
+    before, after = (
+        p(batch_size=2, num_inference_steps=4, output_type="pt", generator=torch.Generator().manual_seed(1)).images
+        for p in (pipeline, loaded)
+    )
+    assert torch.equal(before, after)
+
+
 def test_scheduler_config_survives_saving_and_loading(tmp_path):
     scheduler = OptimalCovarianceScheduler(
         N,
@@ -410,6 +424,14 @@ def test_a_bad_value_stops_at_the_end_with_its_samples():
         (lambda: OptimalCovarianceScheduler(N).set_timesteps(51), "K = 51 is outside"),
         (lambda: OptimalCovarianceScheduler(N).set_timesteps(timesteps=[1, 2]), "times must increase strictly"),
         (lambda: OptimalCovarianceScheduler(N).set_timesteps(timesteps=[50, 2]), "time 51 is outside this schedule"),
+        (
+            lambda: OptimalCovarianceScheduler(N).set_timesteps(timesteps=[49.5, 2]),
+            "timestep 49.5 is not a whole",
+        ),
+        (
+            lambda: OptimalCovarianceScheduler(N).step(noise(1, (1, 1, 8, 8)), 5, noise(1)),
+            r"returned shape \(1, 1, 8, 8\) for a sample of shape \(2, 1, 8, 8\)",
+        ),
         (lambda: OptimalCovarianceScheduler(N).step(noise(1), 50, noise(1)), "timestep 50 is not one of this run's"),
         (
             lambda: OptimalCovarianceScheduler(N, covariance="sn").step(noise(1), 5, noise(1)),

@@ -121,7 +121,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         if (num_inference_steps is None) == (timesteps is None):
             raise ValueError("pass either num_inference_steps or timesteps, not both")
         if timesteps is not None:
-            trajectory = _trajectory_of([int(t) + 1 for t in reversed(list(timesteps))], self.schedule)
+            trajectory = _trajectory_of([_whole(t) + 1 for t in reversed(list(timesteps))], self.schedule)
         else:
             assert num_inference_steps is not None
             trajectory = self._trajectory(num_inference_steps)
@@ -194,6 +194,11 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
                 f"covariance {covariance!r} needs an output of {2 * channels if head else channels} channels, but the "
                 f"network returned {model_output.shape[1]}; {_CHANNEL_REMEDY if head else 'use a network that fits'}"
             )
+        if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
+            raise ValueError(
+                f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
+                f"they may differ in their channels only"
+            )
         # other outputs than noise become x_0 again in the step: in float64 without loss, however little signal is left
         exact = self.config.prediction_type != "epsilon" and sample.device.type != "mps"
         dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
@@ -241,6 +246,13 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 def _per_time(numbers: Sequence[float] | None) -> Tensor | None:
     return None if numbers is None else torch.tensor(numbers, dtype=torch.float64)
+
+
+def _whole(timestep: Any) -> int:
+    value = float(timestep)
+    if not value.is_integer():
+        raise ValueError(f"timestep {value} is not a whole number; diffusers counts times 0..N-1")
+    return int(value)
 
 
 def _trajectory_of(times: Sequence[int], schedule: Schedule) -> Trajectory:
