@@ -291,3 +291,9 @@ def test_the_fingerprint_knows_every_weight_and_not_its_storage_type():
         b.body.weight[0, 0, 0, 0] += 1e-6
     assert fingerprint(a) != fingerprint(b)
     assert fingerprint(a.half()) == fingerprint(a.float())
+
+
+def test_the_fingerprint_does_not_know_the_memory_layout():
+    plain, last = nn.Conv2d(8, 1, 3), nn.Conv2d(8, 1, 3)
+    last.load_state_dict(plain.state_dict())
+    assert fingerprint(last.to(memory_format=torch.channels_last)) == fingerprint(plain)

@@ -97,3 +97,13 @@ def test_an_unfinished_run_is_refused(tmp_path):
     (tmp_path / "run.json").write_text('{"schedule": "vp_sde"}')
     with pytest.raises(TrainingError, match="not finished"):
         open_predictor(tmp_path)
+
+
+def test_heads_trained_jointly_come_with_the_run(predictor, tmp_path):
+    small = "--steps 2 --batch-size 4 --channels 8,8 --groups 4 --head-dim 8 --warmup 1 --joint-heads npr,sn"
+    run = CliRunner().invoke(app, ["train", str(predictor / "grey.npz"), "--out", str(tmp_path), *small.split()])
+    assert run.exit_code == 0, run.output
+    bundle = open_predictor(tmp_path)
+    assert sorted(bundle.heads) == ["npr", "sn"]
+    assert bool((bundle.heads["npr"].conv.weight != 0).any())
+    assert bundle.network(torch.zeros(1, 1, 8, 8), 0.5).head("npr").shape == (1, 1, 8, 8)

@@ -39,6 +39,7 @@ def command(
     checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
     keep: int = typer.Option(2, help="How many of the latest checkpoints stay."),
     keep_every: int = typer.Option(0, help="Checkpoints at multiples of this step stay too; 0 for none."),
+    joint_heads: str = typer.Option("", help="Residual heads to train together with the mean, such as sn,npr."),
     score_samples: int = typer.Option(
         0, help="Judge each checkpoint by the Frechet distance of so many samples and end with the best; 0: the last."
     ),
@@ -67,7 +68,8 @@ def command(
     shape = UNetShape(_numbers(channels), layers, attention_levels, groups, head_dim, dropout)
     images = image_data.load(data, split)
     score = ScoreSettings(score_samples, score_steps, features=score_features, seed=seed) if score_samples else None
-    show(train_noise_predictor(images, out, config, shape, schedule, flip, score), steps, "stage 1")
+    heads = [name.strip() for name in joint_heads.split(",") if name.strip()]
+    show(train_noise_predictor(images, out, config, shape, schedule, flip, score, heads), steps, "stage 1")
     finish(out / "unet", f"optcov fit {out} {data} --out {out}-bundle")
 
 

@@ -103,7 +103,7 @@ def fingerprint(module: nn.Module) -> str:
         values = tensor.detach().cpu()
         values = values.float() if values.is_floating_point() else values
         digest.update(f"{name}{tuple(values.shape)}".encode())
-        digest.update(values.contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+        digest.update(values.flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -84,7 +84,8 @@ class Training:
 
     def run(self) -> Iterator[StepRecord]:
         """Train to the last step, from the last checkpoint if there is one."""
-        with directory_lock(self.directory):
+        # one lock for the run: its other processes write nothing
+        with directory_lock(self.directory) if self.accelerator.is_main_process else nullcontext():
             self._resume()
             self.objective.train()
             started, first = time.monotonic(), self.step

@@ -79,6 +79,7 @@ def measure(
     journal = Journal(Path(directory) / "numbers.jsonl", identity) if directory is not None else None
     done = {record["time"]: TimeRecord(**record) for record in journal.read()} if journal else {}
     accelerator = Accelerator()
+    accelerator.wait_for_everyone()  # all have read the journal before one of them adds to it
     network = network.to(accelerator.device).eval()
     for t in grid.tolist():
         if t not in done:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from optcov.bundle import Bundle, load
-from optcov.bundle.weights import load_unet, read_json
+from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.networks import Backbone, HeadedNetwork
 from optcov.training.config import TrainingError
 from optcov.training.stage1 import make_schedule
@@ -40,7 +40,11 @@ def _from_run(source: Path, half: bool) -> Bundle:
         raise TrainingError(f"the training in {source} is not finished; run optcov train again to go on with it")
     if not isinstance(run, dict) or not isinstance(run.get("schedule"), str):
         raise TrainingError(f"{source / 'run.json'} does not name the schedule of the training")
-    return _as_bundle(load_unet(source / "unet"), run["schedule"], source.name, {"stage1": run}, half)
+    names = [str(name) for name in run.get("joint_heads", [])]
+    # heads belong to the weights that they were trained with, so these are not rounded
+    bundle = _as_bundle(load_unet(source / "unet"), run["schedule"], source.name, {"stage1": run}, half and not names)
+    heads = {name: load_head(source / "heads" / f"{name}.safetensors", bundle.backbone) for name in names}
+    return bundle.with_heads(heads, bundle.backbone)
 
 
 def _as_bundle(unet: nn.Module, schedule: str, name: str, provenance: dict[str, Any], half: bool) -> Bundle:

@@ -15,16 +15,17 @@ from typing import Any, final
 
 import torch
 
-from optcov.bundle.weights import save_unet
+from optcov.bundle.weights import save_head, save_unet
 from optcov.data import ImageSet
-from optcov.networks import Backbone, HeadedNetwork
+from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.networks.unet import build_unet
 from optcov.schedule import Schedule
 from optcov.storage import write_json
 from optcov.training.batches import Batches
 from optcov.training.config import TrainingConfig, TrainingError
+from optcov.training.heads import new_heads
 from optcov.training.loop import StepRecord, Training
-from optcov.training.objectives import NoiseObjective
+from optcov.training.objectives import JointObjective, NoiseObjective
 from optcov.training.score import SampleScore, ScoreSettings
 
 SCHEDULES = {"vp_sde": Schedule.vp_sde, "linear": Schedule.linear, "cosine": Schedule.cosine}
@@ -58,10 +59,12 @@ def train_noise_predictor(
     schedule: str = "vp_sde",
     flip: bool = True,
     score: ScoreSettings | None = None,
+    joint_heads: Sequence[str] = (),
 ) -> Iterator[StepRecord]:
     """Train, or go on training, in a directory; yields a record after each step, and writes unet/ at the end.
 
     score: judge each checkpoint by samples, and end with the weights of the best one instead of the last.
+    joint_heads: train these residual heads together with the noise predictor; they end in heads/.
     """
     directory = Path(directory)
     unet = build_unet(images.shape, **asdict(shape), seed=config.seed)
@@ -72,12 +75,17 @@ def train_noise_predictor(
         "network": {**asdict(shape), "channels": list(shape.channels)},
         "schedule": schedule,
         "flip": flip,
+        **({"joint_heads": sorted(joint_heads)} if joint_heads else {}),
     }
     batches = Batches(images, network.schedule, config.batch_size, config.seed, flip)
     scorer = None if score is None else SampleScore(network, images, score)
-    training = Training(NoiseObjective(network), batches, config, directory, identity, scorer)
+    tasks = new_heads(network, images.unit(torch.arange(1)), joint_heads, "residual") if joint_heads else {}
+    objective = JointObjective(network, tasks) if tasks else NoiseObjective(network)
+    training = Training(objective, batches, config, directory, identity, scorer)
     if training.accelerator.is_main_process:
         write_json(directory / "run.json", training.identity)
     yield from training.run()
     if training.accelerator.is_main_process:
+        for name, task in tasks.items():
+            save_head(directory / "heads" / f"{name}.safetensors", task.module, fingerprint(unet))
         save_unet(directory / "unet", unet)

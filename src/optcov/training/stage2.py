@@ -63,6 +63,10 @@ class FeatureStream:
         self.network, self.tasks, self.batches, self.count = network.eval(), tasks, batches, count
         self.cache_bytes, self.progress = cache_bytes, progress
         self.accelerator = Accelerator()
+        if batches.batch_size % self.accelerator.num_processes:
+            raise TrainingError(
+                f"a batch of {batches.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
+            )
         self.samples: dict[str, list[Tensor]] = {
             "time": [], "mean_square_noise": [], "mean_square_residual": []
         }  # fmt: skip
