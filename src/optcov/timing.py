@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, final
+
+import torch
 
 Work = Callable[[], object]
 
@@ -66,3 +71,32 @@ def peak_memory() -> float:
     """Largest resident size of this process so far, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def machine() -> dict[str, Any]:
+    """What times and numbers depend on: versions, processor and threads; without the machine's name."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
+
+
+_PACKAGES = ("optcov", "torch", "diffusers", "numpy")
+
+
+def _processor() -> str:
+    """The processor's model where the system tells it (Linux), else its family."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            models = [line.partition(":")[2].strip() for line in stream if line.startswith("model name")]
+    except OSError:
+        models = []
+    return models[0] if models else platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -66,7 +66,7 @@ def command(
     with storage.directory_lock(out):
         run = table_run(name, evaluation, out, optimal=optimal, target=target)
         _drain(run, name)
-        result = replace(run.table, made_by=made_by(_command(), evaluation))
+        result = replace(run.table, made_by=made_by(command_line(), evaluation))
         paths = write_table(result, out)
     if json:
         print_json(result.to_json())
@@ -108,7 +108,7 @@ def _bold(text: str, best: bool) -> str:
     return f"[bold]{text}[/bold]" if best else text
 
 
-def _command() -> str:
+def command_line() -> str:
     """The command line as the user gave it, without the directory of the program."""
     import sys
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from optcov.tables.bounds import bpd_cells, bpd_plan, iddpm_plan, repeats_cells, repeats_plan
 from optcov.tables.cells import CellStore, Plan, TableRun
@@ -17,6 +12,7 @@ from optcov.tables.distances import fid_cells, fid_plan, peers_cells, peers_plan
 from optcov.tables.evaluation import Evaluation
 from optcov.tables.normalised import normalised_plan, normalised_work, timesteps_plan, timesteps_work
 from optcov.tables.result import TableResult
+from optcov.timing import machine
 
 TABLES = ("fid", "timesteps", "bpd", "cost", "iddpm", "repeats", "normalised", "peers")
 
@@ -67,22 +63,3 @@ def made_by(command: str, evaluation: Evaluation) -> dict[str, Any]:
         "seed": evaluation.seed,
         **machine(),
     }
-
-
-def machine() -> dict[str, Any]:
-    """Versions and the machine, without its name."""
-    return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
-        "processor": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
-    }
-
-
-_PACKAGES = ("optcov", "torch", "diffusers", "numpy")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -1,0 +1,68 @@
+"""`optcov report`: one HTML page that needs no network, from tables and a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from optcov.cli.console import finish, track
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from optcov.data import ImageSet
+    from optcov.report.page import PageSection
+
+
+def command(
+    tables: list[Path] = typer.Argument(None, help="Directories that optcov table wrote."),
+    bundle: str | None = typer.Option(None, help="A bundle whose samples, variances and calibration to show."),
+    data: str | None = typer.Option(None, help="Held-out images of the bundle; default those of the model."),
+    out: Path = typer.Option(Path("out/report.html"), help="The page."),
+    title: str = typer.Option("", help="Heading of the page."),
+    quick: bool = typer.Option(False, "--quick", help="Draw less of the bundle."),
+    seed: int = typer.Option(0, help="Seed of what is drawn of the bundle."),
+) -> None:
+    """Put tables, plots, samples, variance maps and calibration on one self-contained HTML page."""
+    from optcov import bundle as bundles
+    from optcov.cli.table import command_line
+    from optcov.report.page import write_page
+    from optcov.report.page_sections import (
+        QUICK,
+        ReportSize,
+        bundle_sections,
+        provenance_section,
+        read_tables,
+        table_sections,
+    )
+    from optcov.timing import machine
+
+    if not tables and bundle is None:
+        raise ValueError("there is nothing to report; give directories of tables, or --bundle, or both")
+    results = read_tables(tables or [])
+    sections = list(table_sections(results))
+    if bundle is not None:
+        model = bundles.load(bundle)
+        parts = bundle_sections(model, _images(data, model.name), QUICK if quick else ReportSize(), seed)
+        sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
+    sections.append(provenance_section(results, {"command": command_line(), **machine()}))
+    heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
+    write_page(out, heading, sections)
+    finish(out)
+
+
+def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSection]:
+    for _, make in parts:
+        yield make()
+
+
+def _images(data: str | None, name: str) -> ImageSet | None:
+    from optcov.bundle import BundleError
+    from optcov.tables import TableImages
+
+    try:
+        return TableImages.load(data, name).test
+    except BundleError:
+        return None  # no images come with the model: show its samples alone

@@ -1,0 +1,134 @@
+"""Figures of a report as PNG bytes: numbers against K, variances against time, calibration, chosen times."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from optcov.tables import Section, TableResult
+from optcov.training import Calibration
+
+_LENGTH = re.compile(r"K = (\d+)$")
+
+
+def lengths_of(section: Section) -> list[int]:
+    """K of each column; empty if the columns are something else."""
+    found = [_LENGTH.fullmatch(column) for column in section.columns]
+    return [int(match[1]) for match in found if match] if all(found) else []
+
+
+def against_steps(section: Section, quantity: str) -> bytes:
+    """Numbers of each row against K with their errors; the paper's rows dotted, where it has the same ones."""
+    figure, axes = _axes("steps K", quantity)
+    lengths = lengths_of(section)
+    names = list(dict.fromkeys(_base(row.name) for row in section.rows))
+    for row in section.rows:
+        known = [(K, e.value, e.error or 0.0) for K, e in zip(lengths, row.entries, strict=True) if e.value is not None]
+        if known:
+            style = "--" if row.name.startswith("ET ") else "-"
+            colour = f"C{names.index(_base(row.name)) % 10}"
+            marker = "os^vDPX*"[names.index(_base(row.name)) // 10 % 8]
+            K, values, errors = zip(*known, strict=True)
+            axes.errorbar(K, values, errors, fmt=marker + style, color=colour, markersize=4, label=row.name)
+    axes.set_xscale("log")
+    if all(e.value is None or e.value > 0 for row in section.rows for e in row.entries):
+        axes.set_yscale("log")
+    axes.set_xticks(lengths, [str(K) for K in lengths])
+    axes.minorticks_off()
+    axes.set_title(section.heading)
+    axes.legend(fontsize=7, ncols=2)
+    return _png(figure)
+
+
+def variance_curves(times: Sequence[float], variances: Mapping[str, Sequence[float]]) -> bytes:
+    """Mean variance of a step against its time, and where it lies between beta-tilde (0) and beta (1)."""
+    figure = _figure(10, 4.2)
+    left, right = figure.subplots(1, 2)
+    low, high = variances["beta_tilde"], variances["beta"]
+    for number, (name, values) in enumerate(variances.items()):
+        style = ":" if name in ("beta_tilde", "beta") else "-"
+        left.plot(times, values, style, color=f"C{number}", label=name)
+        share = [(v - a) / (b - a) if b > a else 0.0 for v, a, b in zip(values, low, high, strict=True)]
+        right.plot(times, share, style, color=f"C{number}", label=name)
+    left.set(xlabel="time t", ylabel="variance of the step from t", yscale="log")
+    right.set(xlabel="time t", ylabel="share of the way from beta-tilde to beta")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    return _png(figure)
+
+
+def calibration_curves(calibrations: Mapping[str, Calibration]) -> bytes:
+    """Predicted over measured squared residual by time, with two standard errors, and both on their own."""
+    figure = _figure(10, 4.2)
+    left, right = figure.subplots(1, 2)
+    for number, (name, found) in enumerate(calibrations.items()):
+        middle = ((found.edges[1:] + found.edges[:-1]) / 2).tolist()
+        colour = f"C{number}"
+        left.plot(middle, found.measured.tolist(), "o", color=colour, markersize=5, label=f"{name}, measured")
+        left.plot(middle, found.predicted.tolist(), "-", color=colour, label=f"{name}, predicted")
+        right.errorbar(middle, found.ratio.tolist(), (2 * found.error).tolist(), fmt="o-", color=colour, label=name)
+    right.axhline(1.0, color="gray", linestyle=":")
+    left.set(xlabel="time t", ylabel="target of the head, in noise units", yscale="log")
+    right.set(xlabel="time t", ylabel="predicted / measured (± 2 standard errors)")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return _png(figure)
+
+
+def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[float]]]]:
+    """The times of each row along optimal trajectories in a table of likelihoods, by K."""
+    found = []
+    for section in result.sections:
+        for row in section.rows:
+            if row.name.startswith("OT "):
+                times = {K: e.details["times"] for K, e in zip(lengths_of(section), row.entries, strict=True)}
+                found.append((f"{row.name} ({section.heading})", times))
+    return found
+
+
+def trajectories(chosen: Mapping[str, Mapping[int, Sequence[float]]], K: int) -> bytes:
+    """The times of one length, row by row."""
+    shown = {name: times[K] for name, times in chosen.items() if K in times}
+    figure = _figure(8, 0.6 + 0.45 * len(shown))
+    axes = figure.add_subplot()
+    for height, times in enumerate(shown.values()):
+        axes.plot(times, [height] * len(times), "|", markersize=14, color=f"C{height % 10}")
+    axes.set_yticks(range(len(shown)), list(shown), fontsize=8)
+    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.set(xlabel="time t", title=f"optimal times, K = {K}")
+    return _png(figure)
+
+
+def mean(values: Tensor) -> float:
+    """Mean in float64."""
+    return float(values.double().mean())
+
+
+def _base(name: str) -> str:
+    return name.removeprefix("ET ").removeprefix("OT ")
+
+
+def _axes(x: str, y: str) -> tuple[Any, Any]:
+    figure = _figure(8, 5)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure: Any) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=120)
+    return stream.getvalue()

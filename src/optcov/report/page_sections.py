@@ -1,0 +1,201 @@
+"""The sections of a report: tables from their run directories, and what a bundle shows of itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov import storage
+from optcov.bundle import Bundle
+from optcov.data import ImageSet
+from optcov.noise import batch_noise
+from optcov.report.comparison import clean_deviation, compare, draw_comparison, draw_deviations
+from optcov.report.page import PageSection, made_by_body, picture, table_body
+from optcov.report.page_figures import (
+    against_steps,
+    calibration_curves,
+    chosen_times,
+    lengths_of,
+    mean,
+    trajectories,
+    variance_curves,
+)
+from optcov.schedule import VPSchedule
+from optcov.tables import TABLES, TableResult
+from optcov.training import Calibration, calibrate
+from optcov.trajectory import Trajectory
+
+_CURVES = {  # covariance -> a method that steps by it
+    "beta_tilde": "DDPM, beta-tilde",
+    "beta": "DDPM, beta",
+    "analytic": "A-DDPM",
+    "sn": "SN-DDPM",
+    "npr": "NPR-DDPM",
+    "range": "Improved DDPM",
+}
+_GRIDS = ("DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "NPR-DDPM", "SN-DDPM", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM")
+
+
+@final
+@dataclass(frozen=True)
+class ReportSize:
+    """How much a report draws of its own."""
+
+    grid_steps: tuple[int, ...] = (5, 10, 25)
+    grid_images: int = 9
+    map_images: int = 8
+    map_times: int = 3
+    curve_steps: int = 25
+    curve_images: int = 16
+    calibration_samples: int = 512
+
+
+QUICK = ReportSize((5, 10), 4, 4, 1, 10, 8, 256)
+
+
+def read_tables(directories: Sequence[Path]) -> list[TableResult]:
+    """Every table that lies in the directories, in the paper's order within each."""
+    found = []
+    for directory in directories:
+        here = [directory / f"{name}.json" for name in TABLES if (directory / f"{name}.json").is_file()]
+        if not here:
+            raise ValueError(f"{directory} holds no table; make one by optcov table NAME --out {directory}")
+        found += [_read_table(path) for path in here]
+    return found
+
+
+def table_sections(tables: Sequence[TableResult]) -> Iterator[PageSection]:
+    """A section per table with its plots, then the chosen times."""
+    for result in tables:
+        plots = [
+            picture(against_steps(section, result.quantity), f"{result.quantity} against K: {section.heading}")
+            for section in result.sections
+            if len(lengths_of(section)) > 1
+        ]
+        yield PageSection(result.title, table_body(result) + "".join(plots))
+        chosen = dict(chosen_times(result))
+        if chosen:
+            lengths = sorted({K for times in chosen.values() for K in times if K <= 100})
+            pictures = [picture(trajectories(chosen, K), f"The times of the least bound, K = {K}") for K in lengths]
+            yield PageSection("Optimal trajectories", "".join(pictures))
+
+
+def bundle_sections(
+    bundle: Bundle, images: ImageSet | None, size: ReportSize, seed: int = 0
+) -> list[tuple[str, Callable[[], PageSection]]]:
+    """What a bundle shows, each under its title and made when called; without images only samples."""
+    model = bundle.with_schedule("linear") if isinstance(bundle.schedule, VPSchedule) else bundle
+    found: list[tuple[str, Callable[[], PageSection]]] = [("samples", lambda: _samples(model, size, seed))]
+    if images is not None:
+        found.append(("variance maps", lambda: _maps(model, images, size, seed)))
+        if model.schedule.steps is not None:
+            found.append(("variances", lambda: _variances(model, images, size, seed)))
+        if {"sn", "npr"} & set(bundle.heads):
+            found.append(("calibration", lambda: _calibration(bundle, images, size, seed)))
+    stored = {(entry.method, repr(entry.schedule)) for entry in bundle.trajectories}
+    if stored:
+        found.append(("trajectories", lambda: _stored(bundle)))
+    return found
+
+
+def provenance_section(tables: Sequence[TableResult], report: dict[str, Any]) -> PageSection:
+    """Commands and versions of everything on the page."""
+    records = {f"table {result.name}": result.made_by for result in tables if result.made_by}
+    return PageSection("Commands and versions", made_by_body({**records, "this page": report}))
+
+
+def _read_table(path: Path) -> TableResult:
+    try:
+        return TableResult.from_json(storage.read_json(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _samples(model: Bundle, size: ReportSize, seed: int) -> PageSection:
+    methods = [name for name in _GRIDS if _possible(model, name)]
+    cells = list(compare(model, methods, size.grid_steps, size.grid_images, seed))
+    caption = f"{model.name}: every method from the same noise"
+    return PageSection("Samples", _drawn(lambda path: draw_comparison(cells, path, caption), caption))
+
+
+def _maps(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
+    shown = images.select(slice(0, size.map_images))
+    times = Trajectory.even(model.schedule, size.map_times + 2).times[1:-1]
+    forward = model.reverse_process("DDPM, beta-tilde").forward
+    noise = batch_noise(seed, range(len(shown)), 0, shown.shape)
+    body = []
+    for method in (name for name in ("SN-DDPM", "NPR-DDPM") if _possible(model, name)):
+        for t in times:
+            deviations = clean_deviation(model.reverse_process(method), forward.diffuse(shown.unit(), t, noise), t)
+            caption = f"{method}: images, and the standard deviation of x_0 given their noisy version at t = {t:g}"
+            body.append(_drawn(partial(_draw_map, shown, deviations, caption), caption))
+    return PageSection("Variance maps", "".join(body) or "<p>The bundle has no head that knows pixels apart.</p>")
+
+
+def _draw_map(images: ImageSet, deviations: Tensor, caption: str, path: Path) -> None:
+    draw_deviations(images.images, deviations, path, caption)
+
+
+@torch.no_grad()
+def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
+    processes = {name: model.reverse_process(row) for name, row in _CURVES.items() if _possible(model, row)}
+    first = processes["beta_tilde"]
+    x_0 = images.unit(slice(0, size.curve_images))
+    trajectory = Trajectory.even(model.schedule, size.curve_steps)
+    curves: dict[str, list[float]] = {name: [] for name in processes}
+    times = []
+    for t, s in trajectory.descending():
+        if s == 0:
+            continue
+        noise = batch_noise(seed, range(len(x_0)), int(t), x_0.shape[1:])
+        x_t = first.forward.diffuse(x_0, t, noise)
+        prediction = first.predict(x_t, t)
+        times.append(t)
+        for name, process in processes.items():
+            curves[name].append(mean(process.step_from(prediction, x_t, t, s).variance))
+    caption = (
+        f"Mean variance of the step from t to the next of {size.curve_steps} even times, {len(x_0)} images, DDPM's "
+        f"forward process; dotted: beta-tilde and beta, between which the optimal one lies if the mean is perfect"
+    )
+    return PageSection("Variance against time", picture(variance_curves(times, curves), caption))
+
+
+def _calibration(bundle: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
+    found: dict[str, Calibration] = {}
+    for name in (name for name in ("npr", "sn") if name in bundle.heads):
+        found[name] = calibrate(bundle.network, images, name, size.calibration_samples, seed=seed)
+    caption = f"Predicted and measured squared residual by time, {size.calibration_samples} held-out pairs"
+    return PageSection("Calibration", picture(calibration_curves(found), caption))
+
+
+def _stored(bundle: Bundle) -> PageSection:
+    chosen: dict[str, dict[int, tuple[float, ...]]] = {}
+    for entry in bundle.trajectories:
+        name = f"{entry.method} ({type(entry.schedule).__name__})"
+        chosen.setdefault(name, {})[len(entry.trajectory)] = entry.trajectory.times
+    lengths = sorted({K for times in chosen.values() for K in times if K in (5, 10, 25, 50)})
+    pictures = [picture(trajectories(chosen, K), f"Optimal times stored in the bundle, K = {K}") for K in lengths]
+    return PageSection("Stored trajectories", "".join(pictures))
+
+
+def _possible(model: Bundle, method: str) -> bool:
+    try:
+        model.reverse_process(method)
+    except ValueError:
+        return False  # it lacks the head or the numbers per time
+    return True
+
+
+def _drawn(draw: Callable[[Path], None], caption: str) -> str:
+    """A picture by a function that writes files."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "picture.png"
+        draw(path)
+        return picture(path.read_bytes(), caption)

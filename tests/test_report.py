@@ -1,0 +1,172 @@
+"""The report: one page that holds everything it shows, escaped, and asks for nothing."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from optcov.data import ImageSet
+from optcov.report.page import PageSection, picture, render_page, table_body, write_page
+from optcov.report.page_figures import against_steps, chosen_times, lengths_of
+from optcov.report.page_sections import QUICK, bundle_sections, provenance_section, read_tables, table_sections
+from optcov.tables import Claim, Entry, Row, Section, TableResult, write_table
+from optcov.trajectory import Trajectory
+from small_bundles import SHAPE, small_bundle
+
+PNG = b"\x89PNG\r\n\x1a\n"
+TINY = replace(
+    QUICK, grid_steps=(3,), grid_images=1, map_images=1, curve_steps=4, curve_images=2, calibration_samples=128
+)
+
+
+class _Reader(HTMLParser):
+    """Collects tags, and checks that they close in order."""
+
+    void = ("meta", "img", "br", "link")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def read(page: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def table() -> TableResult:
+    def entry(value: float) -> Entry:
+        return Entry(value, 0.1, 3.04, details={"times": [1, 500, 1000]})
+
+    rows = (
+        Row("ET NPR-DDPM", (entry(2.0), entry(1.5)), "ET"),
+        Row("OT NPR-DDPM", (entry(1.0), entry(0.5)), "OT"),
+        Row("OT <b>A-DDPM", (entry(1.5), Entry(text="-")), "OT"),
+    )
+    section = Section("linear", ("K = 3", "K = 4"), rows[:2], "CIFAR10 (LS)").with_best()
+    other = Section("a < b", ("size, MB",), (Row("<b>A-DDPM", (entry(1.5),)),)).with_best()
+    claims = (Claim("less", True, "1 < 2"), Claim("more", False, ""), Claim("equal", None, ""))
+    return TableResult(
+        "bpd", "Bits & pieces", "bits/dim", (section, other), ("A note.",), claims, {"command": "optcov x"}
+    )
+
+
+def test_a_page_is_well_formed_and_asks_for_nothing() -> None:
+    page = render_page(
+        "A <title>", [PageSection("One", table_body(table())), PageSection("Two", picture(PNG, '"a" & b'))]
+    )
+    reader = read(page)
+    addresses = [
+        value for _, attributes in reader.tags for name, value in attributes.items() if name in ("src", "href")
+    ]
+    assert addresses
+    assert all(address and address.startswith(("data:image/png;base64,", "#")) for address in addresses)
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in reader.tags}
+    policy = next(a["content"] for tag, a in reader.tags if tag == "meta" and a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_links_lead_to_sections() -> None:
+    reader = read(render_page("t", [PageSection("One", ""), PageSection("Two", "")]))
+    ids = {attributes.get("id") for tag, attributes in reader.tags if tag == "section"}
+    assert {attributes["href"] for tag, attributes in reader.tags if tag == "a"} == {f"#{name}" for name in ids}
+
+
+def test_texts_are_escaped_and_the_best_is_bold() -> None:
+    body = table_body(table())
+    assert "<b>A-DDPM" not in body
+    assert "&lt;b&gt;A-DDPM" in body
+    assert '<td><b>0.50 <span class="error">± 0.10</span></b>' not in body  # alone in its group: nothing to be best of
+    two = replace(table().sections[0], rows=tuple(replace(r, group="") for r in table().sections[0].rows)).with_best()
+    body = table_body(replace(table(), sections=(two,)))
+    assert '<td><b>0.50 <span class="error">± 0.10</span></b> <span class="paper">(3.04)</span></td>' in body
+    for verdict in ("holds", "does not hold", "cannot be told"):
+        assert f"<i>{verdict}</i>" in body
+
+
+def test_a_picture_is_embedded_whole() -> None:
+    found = re.search(r"base64,([A-Za-z0-9+/=]+)", picture(PNG + b"rest", "caption"))
+    assert found
+    assert base64.b64decode(found[1]) == PNG + b"rest"
+
+
+def test_only_columns_of_steps_become_a_plot() -> None:
+    first, other = table().sections
+    assert lengths_of(first) == [3, 4]
+    assert lengths_of(other) == []
+    assert against_steps(first, "bits/dim").startswith(PNG)
+
+
+def test_tables_are_read_from_their_directories(tmp_path: Path) -> None:
+    write_table(table(), tmp_path / "a")
+    tables = read_tables([tmp_path / "a"])
+    assert tables == [table()]
+    assert dict(chosen_times(tables[0])) == {"OT NPR-DDPM (linear)": {3: [1, 500, 1000], 4: [1, 500, 1000]}}
+    titles = [section.title for section in table_sections(tables)]
+    assert titles == ["Bits & pieces", "Optimal trajectories"]
+    assert "optcov x" in provenance_section(tables, {"command": "optcov report"}).body
+    with pytest.raises(ValueError, match="holds no table"):
+        read_tables([tmp_path])
+    (tmp_path / "a" / "bpd.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"bpd.json: this is not the record"):
+        read_tables([tmp_path / "a"])
+
+
+def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = ImageSet(torch.randint(0, 256, (40, *SHAPE), generator=generator, dtype=torch.uint8))
+    bundle = small_bundle()
+    linear = bundle.with_schedule("linear")
+    linear = linear.with_trajectories("NPR-DDPM", [Trajectory.even(linear.schedule, 5)])
+    bundle = replace(bundle, trajectories=linear.trajectories)
+    parts = bundle_sections(bundle, images, TINY)
+    assert [name for name, _ in parts] == ["samples", "variance maps", "variances", "calibration", "trajectories"]
+    sections = [make() for _, make in parts]
+    assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 1]
+    write_page(tmp_path / "report.html", "tiny", sections)
+    read((tmp_path / "report.html").read_text())
+
+
+def test_without_images_only_samples_are_shown() -> None:
+    assert [name for name, _ in bundle_sections(small_bundle(), None, TINY)] == ["samples"]
+
+
+@pytest.mark.long
+def test_a_browser_shows_the_page(tmp_path: Path) -> None:
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    sections = list(table_sections([table()]))
+    write_page(tmp_path / "report.html", "tiny", sections)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    shown = subprocess.run(
+        [browser, *options, (tmp_path / "report.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    assert "Bits &amp; pieces" in shown
+    assert shown.count("<img") == 3
