@@ -25,6 +25,8 @@ COMMANDS = {  # file name -> heading under which the help lists it
     "bpd": USE,
     "trajectory": USE,
     "table": USE,
+    "report": USE,
+    "bench": MAKE,
     "train": MAKE,
     "fit": MAKE,
     "import_": MAKE,

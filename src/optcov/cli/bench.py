@@ -1,0 +1,49 @@
+"""`optcov bench`: the project's speed as ratios within one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from optcov.cli.console import finish, print_json, print_table, track
+
+
+def command(
+    names: list[str] = typer.Argument(None, help="Which benchmarks; default all."),
+    rounds: int = typer.Option(15, min=1, help="Rounds in turns; medians are reported."),
+    batch_size: int = typer.Option(32, min=2, help="Images at once."),
+    memory: bool = typer.Option(True, help="Also measure the peak memory of each, in a process of its own."),
+    out: Path = typer.Option(Path("out/bench.json"), help="JSON file."),
+    json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+) -> None:
+    """Measure step overhead of heads, our sampler against diffusers, training, the sweep, the dynamic program."""
+    from optcov import storage
+    from optcov.bench import BENCHMARKS, BenchSize, run_benchmarks
+    from optcov.timing import machine
+
+    chosen = names or list(BENCHMARKS)
+    size = BenchSize(rounds=rounds, batch=batch_size)
+    results = list(track(run_benchmarks(chosen, size, memory), len(chosen), "benchmarks", "benchmarks"))
+    content = {"results": [result.to_json() for result in results], "rounds": rounds, "batch": batch_size, **machine()}
+    storage.write_json(out, content)
+    if json:
+        print_json(content)
+        return
+    print_table(
+        f"ratios of medians of {rounds} rounds in turns, batch {batch_size}",
+        ("benchmark", "ours", "against", "ratio", "ms", "ms", "peak, MB"),
+        [
+            (
+                result.name,
+                result.ours,
+                result.theirs,
+                f"{result.ratio:.3f} ± {result.error:.3f}",
+                f"{1000 * result.ours_seconds:.1f}",
+                f"{1000 * result.theirs_seconds:.1f}",
+                "-" if result.peak_megabytes is None else f"{result.peak_megabytes:.0f}",
+            )
+            for result in results
+        ],
+    )
+    finish(out)

@@ -1,0 +1,75 @@
+"""Benchmarks: that each does its work on a tiny network, and that ratios are what they say. No speed is judged here."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from optcov.bench import BENCHMARKS, BenchSize, run_benchmarks
+from optcov.bench.work import Contest
+from optcov.timing import Timing, interleaved, machine, peak_memory, ratio
+
+TINY = BenchSize(rounds=1, batch=2, image_size=8, channels=(32, 32), times=40)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_gives_a_positive_ratio(name: str) -> None:
+    (result,) = run_benchmarks([name], TINY, memory=False)
+    assert result.name == name
+    assert result.ratio == pytest.approx(result.ours_seconds / result.theirs_seconds)
+    assert result.ratio > 0
+    assert result.peak_megabytes is None
+
+
+@pytest.mark.long
+def test_memory_is_measured_in_a_process_of_its_own() -> None:
+    (result,) = run_benchmarks(["dynamic_program"], TINY)
+    assert result.peak_megabytes is not None
+    assert 50 < result.peak_megabytes < 5000
+
+
+def test_a_part_of_the_work_counts_as_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = Contest("ours", lambda: time.sleep(0.02), "theirs", lambda: time.sleep(0.01), scale=0.1)
+    monkeypatch.setitem(BENCHMARKS, "naps", lambda size: contest)
+    (result,) = run_benchmarks(["naps"], TINY, memory=False)
+    assert result.theirs_seconds >= 0.1  # a tenth took 0.01 s
+    assert result.ratio == pytest.approx(result.ours_seconds / result.theirs_seconds)
+
+
+def test_unknown_benchmarks_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown benchmark 'magic'"):
+        list(run_benchmarks(["magic"], TINY))
+
+
+def test_rounds_take_turns_in_alternating_order() -> None:
+    calls: list[str] = []
+    timings = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
+    assert "".join(calls) == "ab" + "ba" + "ab" + "ba"  # the first is the warm-up
+    assert [len(timing.seconds) for timing in timings.values()] == [3, 3]
+    with pytest.raises(ValueError, match="rounds = 0"):
+        interleaved({"a": lambda: None}, rounds=0)
+
+
+def test_a_ratio_is_that_of_the_medians() -> None:
+    value, error = ratio(Timing((2.0, 4.0, 100.0)), Timing((1.0, 2.0, 50.0)))
+    assert value == 2.0
+    assert error == 0.0
+    assert ratio(Timing((3.0,)), Timing((2.0,))) == (1.5, 0.0)
+
+
+def test_the_peak_is_no_less_than_what_was_held() -> None:
+    held = np.ones(2**24)  # 128 MB
+    assert peak_memory() >= held.nbytes / 2**20
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    import platform
+
+    found = machine()
+    assert (
+        found["versions"]["torch"] == torch.__version__.split("+")[0] or found["versions"]["torch"] == torch.__version__
+    )
+    assert platform.node() not in str(found["processor"])
