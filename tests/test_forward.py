@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -128,7 +129,7 @@ def test_eta_outside_its_interval_is_refused(eta):
 @pytest.mark.parametrize(
     ("t", "s", "message"),
     [
-        (5, 5, "t = 5 and s = 5; swap"),
+        (5, 5, "t = 5 and s = 5"),
         (5, 9, "t = 5 and s = 9"),
         (1001, 5, "time 1001 is outside"),
         (10, -1, "time -1 is outside"),
@@ -141,8 +142,31 @@ def test_bad_steps_are_named(t, s, message):
         ForwardProcess(Schedule.linear()).bridge(t, s)
 
 
+@pytest.mark.parametrize("eta", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize(("t", "s"), [(2, 1), (4000, 3999), (4000, 1), (1500, 1499)])
+@pytest.mark.parametrize("make", [Schedule.linear, Schedule.cosine])
+def test_coefficients_keep_twelve_digits_where_a_plain_formula_cancels(make, t, s, eta):
+    """Against 60-digit arithmetic on the same betas, N = 4000."""
+    schedule = make(4000)
+    with mpmath.workdps(60):
+        alpha_bar = [mpmath.mpf(1)]
+        for beta in schedule.betas[:t].tolist():
+            alpha_bar.append(alpha_bar[-1] * (1 - mpmath.mpf(beta)))
+        a_t, a_s = alpha_bar[t], alpha_bar[s]
+        lam2 = eta**2 * (1 - a_s) / (1 - a_t) * (1 - a_t / a_s)
+        kept = mpmath.sqrt(1 - a_s - lam2)
+        kappa, gamma = kept / mpmath.sqrt(1 - a_t), mpmath.sqrt(a_s) - kept * mpmath.sqrt(a_t / (1 - a_t))
+        bridge = ForwardProcess(schedule, eta).bridge(t, s)
+        for got, exact in [(bridge.variance, lam2), (bridge.noisy_weight, kappa), (bridge.clean_weight, gamma)]:
+            assert abs(mpmath.mpf(float(got)) - exact) <= 1e-12 * abs(exact) + mpmath.mpf(10) ** -300
+
+
 def test_diffuse_refuses_shapes_that_do_not_fit():
     forward = ForwardProcess(Schedule.linear())
+    with pytest.raises(ValueError, match=r"floating-point tensors, got torch\.uint8"):
+        forward.diffuse(torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([1, 2]), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="t has 3 times and s has 2"):
+        forward.bridge(torch.tensor([3, 4, 5]), torch.tensor([1, 2]))
     with pytest.raises(ValueError, match=r"noise has shape \(1, 3\), but x_0 has \(2, 3\)"):
         forward.diffuse(torch.zeros(2, 3), 5, torch.zeros(1, 3))
     with pytest.raises(ValueError, match="one number per sample"):

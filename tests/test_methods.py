@@ -14,6 +14,26 @@ def test_every_row_of_the_paper_has_its_method():
     assert list(METHODS) == [row.strip() for row in PAPER_ROWS.split(";")]
 
 
+def test_every_row_is_composed_as_the_paper_says():
+    table = {  # eta, covariance, y
+        "DDPM, beta-tilde": (1.0, "beta_tilde", None),
+        "DDPM, beta": (1.0, "beta", None),
+        "A-DDPM": (1.0, "analytic", 1.0),
+        "NPR-DDPM": (1.0, "npr", 1.0),
+        "SN-DDPM": (1.0, "sn", 1.0),
+        "DDIM": (0.0, "beta_tilde", None),
+        "A-DDIM": (0.0, "analytic", 1.0),
+        "NPR-DDIM": (0.0, "npr", 1.0),
+        "SN-DDIM": (0.0, "sn", 1.0),
+        "Improved DDPM": (1.0, "range", None),
+        "Ancestral sampling": (1.0, "beta", None),
+        "A-DPM": (1.0, "analytic", 2.0),
+        "NPR-DPM": (1.0, "npr", 2.0),
+        "SN-DPM": (1.0, "sn", 2.0),
+    }
+    assert {n: (m.eta, m.covariance, m.noise_cap) for n, m in METHODS.items() if m.covariance} == table
+
+
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.solver is None])
 def test_every_reverse_method_samples(name):
     method = METHODS[name]

@@ -7,11 +7,13 @@ from optcov import ForwardProcess, NoisePrediction, Schedule
 from optcov.prediction import to_noise
 
 
-def test_every_parameterisation_gives_the_same_noise():
-    schedule = Schedule.linear()
+@pytest.mark.parametrize(
+    ("schedule", "times"), [(Schedule.linear(), (1, 500, 1000)), (Schedule.ve_sde(), (0.01, 0.5, 1.0))]
+)
+def test_every_parameterisation_gives_the_same_noise(schedule, times):
     generator = torch.Generator().manual_seed(0)
     x_0, eps = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
-    for t in (1, 500, 1000):
+    for t in times:
         alpha_bar, beta_bar = schedule.alpha_bar(t), schedule.beta_bar(t)
         x_t = ForwardProcess(schedule).diffuse(x_0, t, eps)
         outputs = {

@@ -9,6 +9,7 @@ from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, or
 from optcov.estimators import ESTIMATORS, Residual
 
 DESIGNS = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
+ALL_DESIGNS = [*DESIGNS, "sn_full", "npr_full"]
 
 
 def make_process(reference, name, clip, **settings):
@@ -118,32 +119,36 @@ def test_numbers_per_time_may_be_a_function_and_work_at_real_times():
 
 
 @given(
-    st.sampled_from(DESIGNS),
+    st.sampled_from(ALL_DESIGNS),
     st.sampled_from([10, 1000, 4000]),
     st.booleans(),
     st.sampled_from([None, (-1, 1)]),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.floats(-1e4, 1e4),
+    st.sampled_from([1.0, 0.5, 0.0]),
     st.data(),
 )
-def test_no_nan_for_any_step_in_low_precision(design, N, cosine, data_range, dtype, scale, data):
+def test_no_nan_for_any_step_in_low_precision(design, N, cosine, data_range, dtype, scale, eta, data):
+    eta = 1.0 if design in ("beta", "range") else eta
     schedule = Schedule.cosine(N) if cosine else Schedule.linear(N, scale=N > 100)
     t = data.draw(st.one_of(st.just(N), st.integers(1, N)))
     s = data.draw(st.one_of(st.just(0), st.just(t - 1), st.integers(0, t - 1)))
 
     def network(x_t, t):
         noise = torch.linspace(-3, 3, 8).reshape(2, 4).to(dtype)
-        return NoisePrediction(noise, dict.fromkeys(("sn", "npr"), scale * noise) | {"range": noise / 3})
+        full = (scale * noise).unsqueeze(-1) * noise.unsqueeze(-2)  # of either sign
+        heads = {"sn": scale * noise, "npr": scale * noise, "range": scale * noise, "sn_full": full, "npr_full": full}
+        return NoisePrediction(noise, heads)
 
     process = ReverseProcess(
         network,
-        ForwardProcess(schedule),
+        ForwardProcess(schedule, eta),
         design,
         data_range,
         mean_square_noise=torch.full((N + 1,), 0.9),
         mean_square_residual=torch.full((N + 1,), 0.1),
     )
-    step = process.step(torch.linspace(2, -2, 8).reshape(2, 4), t, s)
+    step = process.step(torch.linspace(2, -2, 8).reshape(2, 4).to(dtype), t, s)
     assert bool(step.mean.isfinite().all())
     assert bool(step.variance.isfinite().all())
     assert bool((step.variance >= 0).all())
@@ -219,7 +224,8 @@ def test_bad_calls_are_named_before_the_network_runs(reference):
 
     process = ReverseProcess(network, ForwardProcess(reference.schedule), "beta")
     for x_t, t, s, message in [
-        (reference.x_t, 3, 7, "swap them"),
+        (reference.x_t, 3, 7, "t = 3 and s = 7"),
+        ([[0.0]], 7, 3, "must be a torch tensor, got list"),
         (reference.x_t, 2000, 7, "time 2000 is outside"),
         (torch.zeros(2, 3, dtype=torch.long), 7, 3, "floating-point tensor"),
         (torch.zeros(3), 7, 3, r"got torch.float32 of shape \(3,\)"),
@@ -228,7 +234,81 @@ def test_bad_calls_are_named_before_the_network_runs(reference):
             process.step(x_t, t, s)
 
 
+def test_posterior_checks_its_time_before_the_network_runs(reference):
+    def network(x_t, t):
+        raise AssertionError("must not run")
+
+    process = ReverseProcess(network, ForwardProcess(reference.schedule), "beta")
+    with pytest.raises(ValueError, match="time 1001 is outside"):
+        process.posterior(reference.x_t, 1001)
+
+
+def test_nothing_is_half_built_from_bad_parts(reference):
+    forward = ForwardProcess(reference.schedule)
+    for make, message in [
+        (lambda: ForwardProcess(None), "schedule = None is not a Schedule"),
+        (lambda: ReverseProcess(None, forward), "network = None is not callable"),
+        (lambda: ReverseProcess(reference.network, forward, data_range=(1, 2, 3)), "data_range"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_numbers_per_time_may_be_a_numpy_array_and_must_be_finite(reference):
+    forward = ForwardProcess(reference.schedule)
+    numbers = reference.mean_square_noise.numpy()
+    by_array = ReverseProcess(reference.network, forward, "analytic", mean_square_noise=numbers)
+    by_tensor = make_process(reference, "DDPM_analytic", True)
+    assert float(by_array.step(reference.x_t, 112, 1).variance) == float(by_tensor.step(reference.x_t, 112, 1).variance)
+    broken = ReverseProcess(reference.network, forward, "analytic", mean_square_noise=lambda t: float("nan"))
+    with pytest.raises(ValueError, match="the number per time at t = 112 is not finite"):
+        broken.step(reference.x_t, 112, 1)
+
+
+def test_half_precision_points_are_lifted_before_anything_is_computed(reference):
+    process = make_process(reference, "DDPM_NPR", True)
+    half = reference.x_t.bfloat16()
+    exact = process.step_from(reference.network(half.float(), 500), half.float(), 500, 400)
+    lifted = process.step_from(reference.network(half.float(), 500), half, 500, 400)
+    assert lifted.mean.dtype == torch.float32
+    torch.testing.assert_close(lifted.mean, exact.mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule.linear(40), Schedule.cosine(), Schedule.cosine(4000), Schedule.vp_sde().on_grid()]
+)
+@pytest.mark.parametrize("eta", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("clip", [False, True])
+def test_steps_on_other_schedules_follow_the_papers_own_form(reference, schedule, eta, clip):
+    """Eqs. 2, 6, 10, 16 as printed, with alpha_bar as a plain product of 1 - beta."""
+    N, x_t = schedule.steps, reference.x_t
+    alpha_bar = torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod(1 - schedule.betas, 0)])
+    for t, s in [(N, N - 1), (N, N // 2), (N // 2, 1), (2, 1), (1, 0)]:
+        prediction = reference.network(x_t, t)
+        beta_bar_t, beta_bar_s = 1 - alpha_bar[t], 1 - alpha_bar[s]
+        tilde = beta_bar_s / beta_bar_t * (1 - alpha_bar[t] / alpha_bar[s])
+        lam2 = eta**2 * tilde
+        kappa_eps = (beta_bar_s - lam2).clamp(min=0).sqrt()
+        gamma = alpha_bar[s].sqrt() - kappa_eps * (alpha_bar[t] / beta_bar_t).sqrt()
+        x_0 = (x_t - beta_bar_t.sqrt() * prediction.noise) / alpha_bar[t].sqrt()
+        x_0 = x_0.clamp(-1, 1) if clip else x_0
+        eps = (x_t - alpha_bar[t].sqrt() * x_0) / beta_bar_t.sqrt() if eta == 1 else prediction.noise
+        k = beta_bar_t / alpha_bar[t]
+        moments = {"npr": k * prediction.head("npr"), "sn": k * (prediction.head("sn") - prediction.noise**2)}
+        for design, v in moments.items():
+            process = ReverseProcess(
+                reference.network, ForwardProcess(schedule, eta), design, (-1, 1) if clip else None
+            )
+            step = process.step(x_t, t, s)
+            v = v.clamp(0, 1) if clip else v.clamp(min=0)
+            torch.testing.assert_close(step.mean, alpha_bar[s].sqrt() * x_0 + kappa_eps * eps, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(step.variance, lam2 + gamma**2 * v, rtol=1e-6, atol=1e-12)
+
+
 def test_a_network_with_the_wrong_output_is_named(reference):
+    bare_tensor = ReverseProcess(lambda x, t: x, ForwardProcess(reference.schedule), "beta")
+    with pytest.raises(ValueError, match="the network returned a Tensor; a network returns NoisePrediction"):
+        bare_tensor.step(reference.x_t, 7, 3)
     process = ReverseProcess(lambda x, t: NoisePrediction(x[:, :, :2]), ForwardProcess(reference.schedule), "beta")
     with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 2, 4\) for x_t of shape \(2, 1, 4, 4\)"):
         process.step(reference.x_t, 7, 3)

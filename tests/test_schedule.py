@@ -78,7 +78,12 @@ def test_from_diffusers_recomputes_its_schedule_in_float64(kind):
     theirs = scheduler.alphas_cumprod.double()
     assert ours.shape == theirs.shape
     torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-9)
-    assert not torch.equal(ours, theirs)  # float32 rounding is what we avoid
+    if kind == "squaredcos_cap_v2":
+        assert torch.equal(ours, Schedule.cosine().alpha_bar(torch.arange(1, 1001)))
+    else:
+        root = 0.5 if kind == "scaled_linear" else 1.0
+        betas = np.linspace(0.00085**root, 0.012**root, 1000) ** (1 / root)
+        np.testing.assert_allclose(ours.numpy(), np.cumprod(1 - betas), rtol=1e-12)  # not rounded to float32
 
 
 def test_from_diffusers_takes_trained_betas_and_other_schedules_as_they_are():
@@ -92,12 +97,21 @@ def test_from_diffusers_takes_trained_betas_and_other_schedules_as_they_are():
 
 
 def test_from_diffusers_refuses_what_has_no_betas():
-    from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+    from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
     with pytest.raises(ValueError, match="FlowMatchEulerDiscreteScheduler is not a diffusers scheduler with betas"):
         Schedule.from_diffusers(FlowMatchEulerDiscreteScheduler())
     with pytest.raises(ValueError, match="rescale_betas_zero_snr=False"):
         Schedule.from_diffusers(DDPMScheduler(rescale_betas_zero_snr=True))
+    with pytest.raises(ValueError, match="use_flow_sigmas=False"):
+        Schedule.from_diffusers(DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"))
+
+
+def test_a_schedule_does_not_follow_later_changes_of_the_callers_betas():
+    betas = np.array([0.1, 0.2])
+    schedule = Schedule.from_betas(betas)
+    betas[0] = 0.9
+    assert schedule.betas.tolist() == [0.1, 0.2]
 
 
 @given(st.lists(st.floats(1e-9, 0.9), min_size=1, max_size=30))
@@ -160,6 +174,8 @@ def test_bad_times_are_named(schedule, t, message):
     [
         (lambda: Schedule.linear(0), "steps = 0"),
         (lambda: Schedule.cosine(2.5), "steps = 2.5"),
+        (lambda: Schedule.linear(float("inf")), "steps = inf"),
+        (lambda: Schedule.linear("10"), "steps = '10'"),
         (lambda: Schedule.vp_sde(0.0, 20.0), "beta_min=0.0"),
         (lambda: Schedule.vp_sde(5.0, 1.0), "beta_min <= beta_max"),
         (lambda: Schedule.vp_sde(0.1, 1e6), "the signal vanishes"),

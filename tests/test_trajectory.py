@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,16 @@ def test_quadratic_never_repeats_a_time_and_is_denser_near_zero(K):
     assert all(q <= e for q, e in zip(times, even, strict=True))
 
 
+def test_quadratic_follows_its_formula_where_no_time_repeats():
+    assert Trajectory.quadratic(Schedule.linear(), 5).times == (1, 63, 251, 563, 1000)  # 1 + 999 (i/4)^2
+    assert Trajectory.quadratic(Schedule.linear(9, scale=False), 6).times == (1, 2, 3, 4, 6, 9)  # 1, 1.3, 2.3, 3.9, ...
+
+
+def test_a_real_time_is_no_place_in_a_table():
+    with pytest.raises(ValueError, match="no places in a table"):
+        Trajectory([0.5, 1.0]).cost(np.zeros((3, 3)))
+
+
 def test_continuous_times_are_the_discrete_ones_divided_by_a_thousand():
     for make in (Trajectory.even, Trajectory.quadratic):
         discrete, continuous = make(Schedule.linear(), 10).times, make(Schedule.vp_sde(), 10).times
@@ -58,6 +69,8 @@ def test_descending_visits_every_step_down_to_zero():
         (lambda: Trajectory.even(Schedule.linear(), 1), r"K = 1 is outside 2..1000"),
         (lambda: Trajectory.even(Schedule.linear(), 1001), r"K = 1001 is outside 2..1000"),
         (lambda: Trajectory.even(Schedule.linear(), 2.5), r"K = 2.5"),
+        (lambda: Trajectory.even(Schedule.linear(), float("nan")), r"K = nan"),
+        (lambda: Trajectory.even(Schedule.linear(), "5"), r"K = '5'"),
         (lambda: Trajectory.quadratic(Schedule.vp_sde(), 1001), r"K = 1001 is outside 2..1000"),
         (lambda: Trajectory([3, 3]), "3 follows 3"),
         (lambda: Trajectory([5, 2]), "2 follows 5; sort them"),

@@ -114,7 +114,7 @@ class Analytic(Estimator):
     """Analytic-DPM (Eq. 8): one number per time, Gamma_t = E mean(eps_hat^2)."""
 
     def __init__(self, mean_square_noise: PerTime):
-        self.mean_square_noise = mean_square_noise
+        self.mean_square_noise = _as_per_time(mean_square_noise)
 
     def check(self, forward: ForwardProcess) -> None:
         _check_per_time(self.mean_square_noise, forward.schedule, "mean_square_noise")
@@ -129,7 +129,7 @@ class IsotropicResidual(Estimator):
     """Analytic-DPM corrected for the imperfect mean: one number per time, E mean((eps - eps_hat)^2)."""
 
     def __init__(self, mean_square_residual: PerTime):
-        self.mean_square_residual = mean_square_residual
+        self.mean_square_residual = _as_per_time(mean_square_residual)
 
     def check(self, forward: ForwardProcess) -> None:
         _check_per_time(self.mean_square_residual, forward.schedule, "mean_square_residual")
@@ -176,7 +176,11 @@ class FullResidual(Estimator):
 
 @final
 class LearnedRange(CovarianceDesign):
-    """Improved DDPM: log sigma^2 interpolates between log beta-tilde and log beta by the network's v in [-1, 1]."""
+    """Improved DDPM: log sigma^2 interpolates between log beta-tilde and log beta by the network's v in [-1, 1].
+
+    Trained networks keep to that interval by themselves, as their authors report; what lies outside is clamped and
+    counted, so that no output whatever can overflow.
+    """
 
     def check(self, forward: ForwardProcess) -> None:
         if forward.eta != 1:
@@ -242,7 +246,14 @@ def _at(numbers: PerTime, schedule: Schedule, t: Time) -> Tensor:
     """Look numbers per time up at t, as float64, () or (B,)."""
     if isinstance(numbers, Tensor):
         return numbers.to("cpu", torch.float64)[schedule.check_times(t)]
-    return torch.as_tensor(numbers(t), dtype=torch.float64, device="cpu")
+    values = torch.as_tensor(numbers(t), dtype=torch.float64, device="cpu")
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"the number per time at t = {t} is not finite; measure it again")
+    return values
+
+
+def _as_per_time(numbers: PerTime) -> PerTime:
+    return numbers if callable(numbers) else torch.as_tensor(numbers, dtype=torch.float64)
 
 
 def _check_per_time(numbers: PerTime, schedule: Schedule, name: str) -> None:

@@ -46,11 +46,18 @@ class ForwardProcess:
     eta: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(f"schedule = {self.schedule!r} is not a Schedule; build one, such as Schedule.linear()")
         if not 0.0 <= self.eta <= 1.0:
             raise ValueError(f"eta = {self.eta} is outside [0, 1]; 1 is DDPM's forward process, 0 is DDIM's")
 
     def diffuse(self, x_0: Tensor, t: Time, noise: Tensor) -> Tensor:
         """Draw x_t given x_0 (B, *D) by standard normal noise of the same shape."""
+        if not (x_0.is_floating_point() and noise.is_floating_point()):
+            raise ValueError(
+                f"x_0 and noise must be floating-point tensors, got {x_0.dtype} and {noise.dtype}; bring 8-bit images "
+                f"to [-1, 1] first"
+            )
         if noise.shape != x_0.shape:
             raise ValueError(f"noise has shape {tuple(noise.shape)}, but x_0 has {tuple(x_0.shape)}; they must agree")
         signal = per_sample(self.schedule.alpha_bar(t).sqrt(), x_0)
@@ -60,9 +67,11 @@ class ForwardProcess:
         """Coefficients of the step from time t down to time s, 0 <= s < t."""
         schedule = self.schedule
         t, s = schedule.check_times(t), schedule.check_times(s)
+        if t.ndim and s.ndim and t.shape != s.shape:
+            raise ValueError(f"t has {len(t)} times and s has {len(s)}; pass one of each per sample, or a number")
         if bool((s >= t).any()):
             raise ValueError(
-                f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap them"
+                f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap or change them"
             )
         log_ratio = schedule.log_snr(t) - schedule.log_snr(s)
         new_share, old_share = (

@@ -72,7 +72,8 @@ def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
             f"a per-sample coefficient has shape {tuple(coefficient.shape)}, but the batch has {like.shape[0]} "
             f"samples; pass one number, or one number per sample"
         )
-    return coefficient.to(like.device, like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+    dtype = torch.promote_types(like.dtype, torch.float32)  # a coefficient never loses digits to half precision
+    return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
 
 
 def sum_pixels(x: Tensor) -> Tensor:
@@ -182,8 +183,9 @@ class Full:
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
         symmetric = (self.matrix + self.matrix.mT) / 2
-        values, vectors = torch.linalg.eigh(symmetric)
-        return values, vectors
+        bad = ~symmetric.isfinite().flatten(1).all(1)
+        values, vectors = torch.linalg.eigh(symmetric.masked_fill(bad[:, None, None], 0.0))
+        return values.masked_fill(bad[:, None], torch.nan), vectors  # a bad sample stays bad, its neighbours do not
 
     def scaled(self, factor: Tensor) -> Full:
         """Multiply by a factor, () or (B,)."""
@@ -201,7 +203,8 @@ class Full:
         together, which keeps the matrix positive semi-definite.
         """
         values, vectors = self._eigen
-        negative = values < -1e-12 * values.abs().amax(-1, keepdim=True)
+        rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
+        negative = values < -rounding
         matrix = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT if bool(negative.any()) else self.matrix
         above = torch.zeros((), dtype=torch.long)
         if upper is not None:
@@ -245,6 +248,11 @@ class Gaussian:
     mean: Tensor  # (B, *D)
     covariance: Covariance
 
+    def __post_init__(self) -> None:
+        shape, wanted = self.variance.shape, self.mean.shape
+        if shape and not (len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))):
+            raise ValueError(f"a covariance over {tuple(shape)} does not fit a mean of shape {tuple(wanted)}")
+
     @property
     def variance(self) -> Tensor:
         """The diagonal of the covariance, broadcastable to the mean."""
@@ -252,10 +260,12 @@ class Gaussian:
 
     def sample(self, noise: Tensor) -> Tensor:
         """Draw by standard normal noise (B, *D); zero variance gives the mean."""
+        self._check_shape(noise, "noise")
         return self.mean + self.covariance.sqrt_apply(noise)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density at x (B, *D), in nats per sample, (B,)."""
+        self._check_shape(x, "x")
         self._require_density("a log-density")
         quadratic = self.covariance.inverse_quadratic(x - self.mean)
         return -0.5 * (quadratic + self.covariance.log_det(self.mean) + self._dimensions * LOG_2_PI)
@@ -267,18 +277,23 @@ class Gaussian:
 
     @property
     def _dimensions(self) -> int:
-        return self.mean[0].numel()
+        return math.prod(self.mean.shape[1:])
+
+    def _check_shape(self, x: Tensor, name: str) -> None:
+        if x.shape != self.mean.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, but the Gaussian's mean has {tuple(self.mean.shape)}")
 
     def _require_density(self, what: str) -> None:
         if not bool(self.covariance.log_det(self.mean).isfinite().all()):
             raise ValueError(
-                f"{what} needs a positive definite covariance, but the smallest variance is "
-                f"{float(self.variance.min())}; a deterministic step (eta = 0 with zero covariance) has no density"
+                f"{what} needs a positive definite covariance, but this one is singular, indefinite or not finite "
+                f"(smallest variance {float(self.variance.min())}); a step with zero covariance has no density"
             )
 
 
 def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes."""
+    q._check_shape(p.mean, "the mean of p")
     p._require_density("a KL divergence")
     q._require_density("a KL divergence")
     quadratic = q.covariance.inverse_quadratic(p.mean - q.mean)
@@ -294,4 +309,7 @@ def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:
     excess = (numerator - denominator) / denominator
     # Far below r = 1 the excess rounds to -1, and log r is the difference of two logarithms that lie far apart.
     log_ratio = torch.where(excess > -0.5, torch.log1p(excess), numerator.log() - denominator.log())
-    return excess - log_ratio
+    series = torch.zeros_like(excess)  # e^2/2 - e^3/3 + e^4/4 - ..., by Horner's rule
+    for power in range(11, 1, -1):
+        series = excess * series + (-1) ** power / power
+    return torch.where(excess.abs() < 0.03, excess.square() * series, excess - log_ratio)

@@ -67,9 +67,12 @@ class GaussianMixture:
                 f"covariances must have shape ({count},), ({count}, {d}) or ({count}, {d}, {d}), "
                 f"got {tuple(covariances.shape)}"
             )
-        if not torch.allclose(covariances, covariances.mT, rtol=1e-10, atol=0):
+        for name, values in [("weights", self.weights), ("means", self.means), ("covariances", covariances)]:
+            if not bool(values.isfinite().all()):
+                raise ValueError(f"{name} must be finite numbers, got {values.flatten().tolist()[:20]}")
+        if bool(((covariances - covariances.mT).abs() > 1e-10 * covariances.abs().amax()).any()):
             raise ValueError("covariances must be symmetric")
-        self.covariances = covariances
+        self.covariances = covariances = (covariances + covariances.mT) / 2
         self._values: Tensor
         self._vectors: Tensor
         self._values, self._vectors = torch.linalg.eigh(covariances)  # (J, d), (J, d, d)
@@ -141,6 +144,10 @@ class GaussianMixture:
         """
 
         def predict(x_t: Tensor, t: Time) -> NoisePrediction:
+            if not x_t.is_floating_point():
+                raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
+            if bool((schedule.check_times(t) == 0).any()):
+                raise ValueError("time 0 is data: there is no noise to predict; ask at a time above 0")
             moments = self.noise_moments(x_t, schedule, t)
             variance = moments.covariance.diagonal(dim1=-2, dim2=-1)
             offset = torch.zeros_like(moments.mean)
@@ -152,8 +159,9 @@ class GaussianMixture:
                 "npr": (variance + offset.square()).reshape(x_t.shape),
                 "sn_full": moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2),
                 "npr_full": moments.covariance + offset.unsqueeze(-1) * offset.unsqueeze(-2),
-                "range": _range_of(variance + offset.square(), schedule, t).reshape(x_t.shape),
             }
+            if schedule.steps != 1:
+                heads["range"] = _range_of(variance + offset.square(), schedule, t).reshape(x_t.shape)
             noise = (moments.mean + offset).reshape(x_t.shape)
             return NoisePrediction(noise.to(x_t.dtype), {name: head.to(x_t.dtype) for name, head in heads.items()})
 
@@ -165,7 +173,7 @@ class GaussianMixture:
 
     def _in_eigenbasis(self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor) -> tuple[Tensor, Tensor]:
         """x_t - sqrt(alpha_bar) m, and the eigenvalues of C, in each component's eigenbasis: (B, J, d) both."""
-        points = x_t.detach().flatten(1).double()
+        points = x_t.flatten(1).double()
         if points.shape[1] != self.dimension:
             raise ValueError(
                 f"points have {points.shape[1]} entries, but this mixture lives in {self.dimension} dimensions"
@@ -201,4 +209,5 @@ def _range_of(residual: Tensor, schedule: Schedule, t: Time) -> Tensor:
     log_low, log_high = range_ends(forward, times, before)
     noise_to_signal = torch.exp(-schedule.log_snr(times))
     variance = bridge.variance[:, None] + (bridge.clean_weight.square() * noise_to_signal)[:, None] * residual
-    return 2 * (variance.log() - log_low[:, None]) / (log_high - log_low)[:, None] - 1
+    v = 2 * (variance.log() - log_low[:, None]) / (log_high - log_low)[:, None] - 1
+    return v.clamp(-1, 1)  # the best that lies between beta-tilde and beta

@@ -6,8 +6,10 @@ converted here, at the border; everything inside speaks noise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import final
 
 import torch
@@ -32,6 +34,7 @@ class NoisePrediction:
     heads: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", MappingProxyType(dict(self.heads)))
         for name, value in self.heads.items():
             expected = self._shape_of(name)
             if value.shape != expected:
@@ -42,7 +45,7 @@ class NoisePrediction:
 
     def _shape_of(self, head: str) -> torch.Size:
         if head.endswith("_full"):
-            pixels = self.noise[0].numel()
+            pixels = math.prod(self.noise.shape[1:])
             return torch.Size((self.noise.shape[0], pixels, pixels))
         return self.noise.shape
 

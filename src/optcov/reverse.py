@@ -81,7 +81,11 @@ class ReverseProcess:
         mean_square_noise: PerTime | None = None,
         mean_square_residual: PerTime | None = None,
     ):
-        if data_range is not None and not data_range[0] < data_range[1]:
+        if not callable(network):
+            raise ValueError(
+                f"network = {network!r} is not callable; a network is a function (x_t, t) -> NoisePrediction"
+            )
+        if data_range is not None and not (len(data_range) == 2 and data_range[0] < data_range[1]):
             raise ValueError(
                 f"data_range = {data_range} is not (low, high) with low < high; pass None for unbounded data"
             )
@@ -96,21 +100,27 @@ class ReverseProcess:
 
     def predict(self, x_t: Tensor, t: Time) -> NoisePrediction:
         """Ask the network about x_t (B, *D), without looking at the values it returns."""
+        if not isinstance(x_t, Tensor):
+            raise ValueError(f"x_t must be a torch tensor, got {type(x_t).__name__}; convert it by torch.as_tensor")
         if x_t.ndim < 2 or not x_t.is_floating_point():
             raise ValueError(
                 f"x_t must be a floating-point tensor (B, *D), got {x_t.dtype} of shape {tuple(x_t.shape)}"
             )
         prediction = self.network(x_t, t)
+        if not isinstance(prediction, NoisePrediction):
+            raise ValueError(
+                f"the network returned a {type(prediction).__name__}; a network returns NoisePrediction(noise, heads)"
+            )
         if prediction.noise.shape != x_t.shape:
             raise ValueError(
                 f"the network returned noise of shape {tuple(prediction.noise.shape)} for x_t of shape "
                 f"{tuple(x_t.shape)}; they must agree (is this a network with a second output that belongs into heads?)"
             )
-        return _at_least_float32(prediction)
+        return _lifted(prediction)
 
     def clean_mean(self, prediction: NoisePrediction, x_t: Tensor, t: Time) -> Tensor:
         """x0_hat, clipped to the data range, (B, *D)."""
-        schedule = self.forward.schedule
+        schedule, x_t = self.forward.schedule, _at_least_float32(x_t)
         noise_std, signal_std = schedule.beta_bar(t).sqrt(), schedule.alpha_bar(t).sqrt()
         x_0 = (x_t - per_sample(noise_std, x_t) * prediction.noise) / per_sample(signal_std, x_t)
         return x_0 if self.data_range is None else x_0.clamp(*self.data_range)
@@ -131,6 +141,7 @@ class ReverseProcess:
 
     def posterior(self, x_t: Tensor, t: Time) -> Gaussian:
         """Gaussian over x_0 given x_t (B, *D)."""
+        self.forward.schedule.check_times(t)
         return self.posterior_from(self._checked_prediction(x_t, t), x_t, t)
 
     def step(self, x_t: Tensor, t: Time, s: Time) -> Gaussian:
@@ -144,7 +155,7 @@ class ReverseProcess:
         return None if self.data_range is None else ((self.data_range[1] - self.data_range[0]) / 2) ** 2
 
     def _step_mean(self, prediction: NoisePrediction, x_t: Tensor, t: Time, s: Time) -> Tensor:
-        bridge = self.forward.bridge(t, s)
+        bridge, x_t = self.forward.bridge(t, s), _at_least_float32(x_t)
         x_0 = self.clean_mean(prediction, x_t, t)
         if self.data_range is not None and not self.use_clipped_model_output:
             x_t = self.forward.diffuse(x_0, t, prediction.noise)  # the point that clipped x_0 and raw noise explain
@@ -152,7 +163,10 @@ class ReverseProcess:
 
     def _checked_prediction(self, x_t: Tensor, t: Time) -> NoisePrediction:
         prediction = self.predict(x_t, t)
-        require_finite(prediction.bad_samples(), t)
+        bad = prediction.bad_samples()
+        if bool(bad.any()) and not bool(x_t.isfinite().all()):
+            raise ValueError(f"x_t holds NaN or infinity at time {t}, before any step was made")
+        require_finite(bad, t)
         return prediction
 
 
@@ -166,8 +180,11 @@ def require_finite(bad: Tensor, t: Time) -> None:
         )
 
 
-def _at_least_float32(prediction: NoisePrediction) -> NoisePrediction:
+def _lifted(prediction: NoisePrediction) -> NoisePrediction:
     """Lift half-precision outputs, so that variances and means are never computed in them."""
-    if prediction.noise.dtype.itemsize >= 4 and all(h.dtype.itemsize >= 4 for h in prediction.heads.values()):
-        return prediction
-    return NoisePrediction(prediction.noise.float(), {name: h.float() for name, h in prediction.heads.items()})
+    heads = {name: _at_least_float32(head) for name, head in prediction.heads.items()}
+    return NoisePrediction(_at_least_float32(prediction.noise), heads)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype.itemsize >= 4 else x.float()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, final
 
 import numpy as np
@@ -57,13 +58,15 @@ class Schedule(ABC):
     @staticmethod
     def linear(steps: int = 1000, scale: bool = True) -> DiscreteSchedule:
         """Betas evenly spaced from 1e-4 to 0.02, multiplied by 1000 / steps unless scale is False."""
-        factor = 1000 / _check_steps(steps) if scale else 1.0
+        steps = _check_steps(steps)
+        factor = 1000 / steps if scale else 1.0
         return Schedule.from_betas(np.linspace(factor * 1e-4, factor * 0.02, steps))
 
     @staticmethod
     def cosine(steps: int = 1000, max_beta: float = 0.999) -> DiscreteSchedule:
         """The squared-cosine schedule of Improved DDPM."""
-        grid = np.arange(_check_steps(steps) + 1) / steps
+        steps = _check_steps(steps)
+        grid = np.arange(steps + 1) / steps
         signal = np.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
         return Schedule.from_betas(np.minimum(1 - signal[1:] / signal[:-1], max_beta))
 
@@ -80,7 +83,7 @@ class Schedule(ABC):
     @staticmethod
     def from_betas(betas: Sequence[float] | np.ndarray[Any, Any] | Tensor) -> DiscreteSchedule:
         """Any variance-preserving schedule by its betas at times 1..N, each in (0, 1)."""
-        return DiscreteSchedule(torch.as_tensor(betas, dtype=torch.float64))
+        return DiscreteSchedule(torch.as_tensor(betas, dtype=torch.float64).detach().cpu().clone())
 
     @staticmethod
     def from_diffusers(scheduler: Any) -> DiscreteSchedule:
@@ -214,9 +217,14 @@ class VESchedule(_ContinuousSchedule):
 
 
 def _check_steps(steps: int) -> int:
-    if steps != int(steps) or steps < 1:
-        raise ValueError(f"steps = {steps} is not a positive integer; a schedule needs at least one step")
+    if not is_whole(steps) or steps < 1:
+        raise ValueError(f"steps = {steps!r} is not a positive integer; a schedule needs at least one step")
     return int(steps)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a number is an integer, as 3, 3.0 and numpy's 3 are."""
+    return isinstance(value, Real) and math.isfinite(value) and float(value).is_integer()
 
 
 def _check_signal_left(log_alpha_bar: float, what: str) -> None:
@@ -239,6 +247,11 @@ def _from_diffusers(scheduler: Any) -> DiscreteSchedule:
         raise ValueError(
             f"{type(scheduler).__name__} is not a diffusers scheduler with betas (flow-matching and sigma-space "
             f"schedulers have none); pass one such as DDPMScheduler, or use Schedule.from_betas"
+        )
+    if config.get("use_flow_sigmas") or config.get("prediction_type") == "flow_prediction":
+        raise ValueError(
+            f"this {type(scheduler).__name__} is set to flow matching, whose path is not that of its betas; "
+            f"load it with use_flow_sigmas=False"
         )
     if config.get("rescale_betas_zero_snr"):
         raise ValueError(

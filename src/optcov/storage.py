@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 
@@ -69,7 +70,8 @@ def read_json(path: Path) -> Any:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as safetensors, at once or not at all."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # cloned: safetensors refuses tensors that share memory
+    contiguous = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     write_bytes(path, safetensors.torch.save(contiguous, dict(metadata or {})))
 
 

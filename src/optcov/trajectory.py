@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, is_whole
 
 CONTINUOUS_GRID = 1000  # real times are multiples of 1/1000, as the paper uses the VP SDE
 
@@ -50,7 +50,9 @@ class Trajectory:
         yield from zip(reversed(self.times), (*reversed(self.times[:-1]), 0), strict=True)
 
     def cost(self, costs: np.ndarray[Any, Any]) -> float:
-        """Sum of costs[s, t] over the steps."""
+        """Sum of costs[s, t] over the steps; for whole times, which are the places in the table."""
+        if any(not is_whole(t) for t in self.times):
+            raise ValueError(f"times such as {self.times[0]} are no places in a table; use the positions on its grid")
         return float(sum(costs[int(s), int(t)] for t, s in self.descending()))
 
     def diffusers_timesteps(self) -> list[int]:
@@ -67,13 +69,13 @@ class Trajectory:
     @staticmethod
     def even(schedule: Schedule, K: int) -> Trajectory:
         """K times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""
-        N = _check_length(schedule, K)
+        N, K = _check_length(schedule, K)
         return _on_grid(schedule, [round(1 + Fraction(i * (N - 1), K - 1)) for i in range(K)])
 
     @staticmethod
     def quadratic(schedule: Schedule, K: int) -> Trajectory:
         """K times from 1 to N, denser near 0: round(1 + (N - 1) (i / (K - 1))^2), moved up by one where they repeat."""
-        N = _check_length(schedule, K)
+        N, K = _check_length(schedule, K)
         times = [0]
         for i in range(K):
             times.append(max(times[-1] + 1, round(1 + (N - 1) * Fraction(i, K - 1) ** 2)))
@@ -155,11 +157,11 @@ def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
     return costs
 
 
-def _check_length(schedule: Schedule, K: int) -> int:
+def _check_length(schedule: Schedule, K: int) -> tuple[int, int]:
     N = schedule.steps or CONTINUOUS_GRID
-    if int(K) != K or not 2 <= K <= N:
-        raise ValueError(f"K = {K} is outside 2..{N}; a trajectory runs from 1 to {N} and cannot repeat a time")
-    return N
+    if not is_whole(K) or not 2 <= K <= N:
+        raise ValueError(f"K = {K!r} is outside 2..{N}; a trajectory runs from 1 to {N} and cannot repeat a time")
+    return N, int(K)
 
 
 def _on_grid(schedule: Schedule, times: list[int]) -> Trajectory:
