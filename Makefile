@@ -3,9 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread per process: two test processes share two cores without fighting over them.
+# Settings of the embedded model's second stage.
+FASHION_FIT := --images 3072 --measure-images 256
+FASHION_TRAJECTORY := --images 64 --times 200
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: demo test test-long lint format clean
+.PHONY: demo test test-long lint format train-fashion clean
 
 demo: $(INSTALLED)
 	$(BIN)/optcov demo
@@ -15,6 +18,17 @@ test: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m long
+
+# The embedded model, from the images to its place in the package: hours on two cores, resumable at every step.
+FASHION := runs/fashion
+train-fashion: $(INSTALLED)
+	$(BIN)/optcov data fashion-mnist data/fashion-mnist
+	$(BIN)/optcov train data/fashion-mnist --out $(FASHION)/backbone --steps 5500 --batch-size 64 \
+	    --learning-rate 1.5e-3 --warmup 200 --ema 0.999 --channels 32,64,96 --layers 1 --groups 8 --head-dim 32 \
+	    --schedule vp_sde --seed 0 --checkpoint-every 250
+	$(BIN)/optcov fit $(FASHION)/backbone data/fashion-mnist --out $(FASHION)/fashion $(FASHION_FIT)
+	$(BIN)/optcov trajectory $(FASHION)/fashion data/fashion-mnist $(FASHION_TRAJECTORY)
+	cp -r $(FASHION)/fashion src/optcov/models/
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
