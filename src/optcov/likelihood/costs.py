@@ -49,7 +49,7 @@ class TimeGrid:
     @cached_property
     def nodes(self) -> int:
         """Nodes that serve every column."""
-        return node_count([self.steps(i) for i in range(len(self))])
+        return node_count(self.steps(i) for i in range(len(self)))
 
     def place(self, t: float) -> int:
         """Position of a time; the error names the grid."""

@@ -19,6 +19,7 @@ gamma (x_0 - x0_hat) + kappa sqrt(alpha_bar_t) (x0_raw - x0_hat), and B has a cr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -67,27 +68,29 @@ class Nodes:
         angle = torch.arange(count, dtype=torch.float64) * (math.pi / (count - 1))
         return Nodes((low + high) / 2 + (high - low) / 2 * torch.cos(angle), exact=False)
 
-    def interpolation(self, log_ratio: Tensor) -> Tensor:
-        """Matrix (S, n) that takes values at the nodes to values at log_ratio (S,), by the barycentric formula."""
+    def interpolate(self, values: Tensor, log_ratio: Tensor) -> Tensor:
+        """Values at log_ratio (S,), (..., S), from those at the nodes (..., n), by the barycentric formula."""
         if self.exact:
-            return torch.eye(len(self.log_ratio), dtype=torch.float64)[_positions(self.log_ratio, log_ratio)]
+            return values[..., _positions(self.log_ratio, log_ratio)]
         weights = torch.ones_like(self.log_ratio)
         weights[1::2] = -1
         weights[[0, -1]] /= 2
-        distance = log_ratio[:, None] - self.log_ratio
-        hit = distance == 0
-        matrix = weights / torch.where(hit, 1.0, distance)
-        matrix = torch.where(hit.any(1, keepdim=True), hit.double(), matrix)
-        return matrix / matrix.sum(1, keepdim=True)
+        distance = log_ratio - self.log_ratio[:, None]
+        distance.masked_fill_(distance == 0, 1e-200)  # on a node its own term outweighs all others
+        basis = distance.reciprocal_().mul_(weights[:, None])
+        return values @ basis / basis.sum(0)
 
 
-def node_count(columns: list[Steps]) -> int:
+def node_count(columns: Iterable[Steps]) -> int:
     """Nodes that bring the interpolation error of the widest column below the tolerance."""
-    widths = [float(c.log_ratio.max() - c.log_ratio.min()) for c in columns if len(c.log_ratio) > 1]
-    most = max((len(c.log_ratio) for c in columns), default=0)
-    if not widths:
+    width, most = 0.0, 0
+    for column in columns:
+        most = max(most, len(column.log_ratio))
+        if len(column.log_ratio) > 1:
+            width = max(width, float(column.log_ratio.max() - column.log_ratio.min()))
+    if width == 0:
         return most
-    growth = math.asinh(math.pi / max(widths))  # log of the size of the Bernstein ellipse in |Im log a| < pi / 2
+    growth = math.asinh(math.pi / width)  # log of the size of the Bernstein ellipse in |Im log a| < pi / 2
     return min(most, math.ceil(-math.log(TOLERANCE) / growth) + 8)
 
 
@@ -95,13 +98,15 @@ def column_costs(sums: Tensor, nodes: Nodes, steps: Steps) -> Tensor:
     """F[s, t] for each of the steps, (..., S), from sums at the nodes (..., 1 + E, n): A, then the E parts of B."""
     if len(steps.log_ratio) == 0:
         return sums.new_zeros(*sums.shape[:-2], 0)
-    matrix = nodes.interpolation(steps.log_ratio).T
-    shape_term, error_term = ((sums[..., i, :].clamp(min=_TINY).log() @ matrix).exp() for i in (0, 1))
-    relative = torch.ones_like(error_term)
+    a_part, error_part = sums[..., 0, :].clamp(min=_TINY), sums[..., 1, :].clamp(min=_TINY)
+    at_nodes = [a_part.log(), error_part.log()]
     if sums.shape[-2] == 4:
-        cross, square = (sums[..., i, :] / sums[..., 1, :].clamp(min=_TINY) @ matrix for i in (2, 3))
-        relative = 1 + steps.clipping * (2 * cross + steps.clipping * square)
-    return shape_term + error_term * relative
+        at_nodes += [sums[..., 2, :] / error_part, sums[..., 3, :] / error_part]
+    at_steps = nodes.interpolate(torch.stack(at_nodes), steps.log_ratio)
+    shape_term, error_term = at_steps[0].exp(), at_steps[1].exp()
+    if len(at_nodes) == 4:
+        error_term = error_term * (1 + steps.clipping * (2 * at_steps[2] + steps.clipping * at_steps[3]))
+    return shape_term + error_term
 
 
 def isotropic_costs(variance: Tensor, dimensions: Tensor, errors: Tensor, steps: Steps) -> Tensor:
