@@ -6,17 +6,27 @@ import base64
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.report.page import PageSection, picture, render_page, table_body, write_page
 from optcov.report.page_figures import against_steps, chosen_times, lengths_of
-from optcov.report.page_sections import QUICK, bundle_sections, provenance_section, read_tables, table_sections
+from optcov.report.page_sections import (
+    QUICK,
+    bundle_sections,
+    paper_figures,
+    provenance_section,
+    read_tables,
+    table_sections,
+)
 from optcov.tables import Claim, Entry, Row, Section, TableResult, write_table
 from optcov.trajectory import Trajectory
 from small_bundles import SHAPE, small_bundle
@@ -146,6 +156,22 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 1]
     write_page(tmp_path / "report.html", "tiny", sections)
     read((tmp_path / "report.html").read_text())
+
+
+def test_the_papers_figures_have_its_methods_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def compare(
+        bundle: Bundle, methods: list[str], steps: list[int], count: int, seed: int
+    ) -> Iterator[SimpleNamespace]:
+        drawn.append((bundle.schedule.steps, *methods, *steps))
+        images = torch.zeros(count, *SHAPE, dtype=torch.uint8)
+        yield SimpleNamespace(method=methods[0], steps=steps[0], images=images)
+
+    monkeypatch.setattr("optcov.report.page_sections.compare", compare)
+    bodies = [section.body for section in paper_figures(small_bundle(), "CIFAR10 (LS)", count=1)]
+    assert [body.count("<img") for body in bodies] == [2, 8]
+    assert drawn[:3] == [(1000, "NPR-DDIM", 23), (1000, "SN-DDIM", 17), (1000, "NPR-DDPM", 10)]
 
 
 def test_without_images_only_samples_are_shown() -> None:

@@ -21,6 +21,7 @@ def command(
     bundle: str | None = typer.Option(None, help="A bundle whose samples, variances and calibration to show."),
     data: str | None = typer.Option(None, help="Held-out images of the bundle; default those of the model."),
     out: Path = typer.Option(Path("out/report.html"), help="The page."),
+    figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
     title: str = typer.Option("", help="Heading of the page."),
     quick: bool = typer.Option(False, "--quick", help="Draw less of the bundle."),
     seed: int = typer.Option(0, help="Seed of what is drawn of the bundle."),
@@ -33,6 +34,7 @@ def command(
         QUICK,
         ReportSize,
         bundle_sections,
+        paper_figures,
         provenance_section,
         read_tables,
         table_sections,
@@ -47,6 +49,8 @@ def command(
         model = bundles.load(bundle)
         parts = bundle_sections(model, _images(data, model.name), QUICK if quick else ReportSize(), seed)
         sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
+        if figures:
+            sections += paper_figures(model, figures, seed=seed)
     sections.append(provenance_section(results, {"command": command_line(), **machine()}))
     heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
     write_page(out, heading, sections)

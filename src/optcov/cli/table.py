@@ -43,7 +43,7 @@ def command(
     from optcov.metrics import find_extractor
     from optcov.tables import SIZES, TABLES, Evaluation, TableImages, table_run, write_table
     from optcov.tables.published import check_setting
-    from optcov.tables.runs import made_by
+    from optcov.tables.runs import WITHOUT_SAMPLES, made_by
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
@@ -52,10 +52,11 @@ def command(
     size = SIZES["quick" if quick else "full" if full else "middle"]
     size = replace(size, samples=samples or size.samples, steps=_numbers(steps) or size.steps)
     model = bundles.load(bundle)
+    default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
     evaluation = Evaluation(
         model,
         TableImages.load(data, model.name),
-        find_extractor(features or ("fashion" if model.image_shape == (1, 28, 28) else "lite0")),
+        None if name in WITHOUT_SAMPLES else find_extractor(features or default),
         size,
         schedules=[part.strip() for part in schedules.split(",")] if schedules else None,
         reference=reference,

@@ -16,7 +16,7 @@ from optcov import storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
-from optcov.report.comparison import clean_deviation, compare, draw_comparison, draw_deviations
+from optcov.report.comparison import clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, made_by_body, picture, table_body
 from optcov.report.page_figures import (
     against_steps,
@@ -28,7 +28,8 @@ from optcov.report.page_figures import (
     variance_curves,
 )
 from optcov.schedule import VPSchedule
-from optcov.tables import TABLES, TableResult
+from optcov.tables import TABLES, TableResult, published
+from optcov.tables.published import check_setting
 from optcov.training import Calibration, calibrate
 from optcov.trajectory import Trajectory
 
@@ -105,6 +106,22 @@ def bundle_sections(
     return found
 
 
+def paper_figures(bundle: Bundle, setting: str, count: int = 16, seed: int = 0) -> Iterator[PageSection]:
+    """The paper's figures of samples of one of its settings, by this bundle: the same methods and numbers of steps."""
+    content = published("settings")
+    schedule = content["settings"][check_setting(setting)]["schedule"]
+    discrete = isinstance(bundle.schedule, VPSchedule) and schedule != "vp_sde"
+    model = bundle.with_schedule(schedule) if discrete else bundle
+    for figure in (figure for figure in content["figures"] if figure["setting"] == setting):
+        body = []
+        for panel in figure["panels"]:
+            (cell,) = compare(model, [panel["method"]], [panel["steps"]], count, seed)
+            caption = f"{cell.method}, K = {cell.steps}"
+            columns = round(count**0.5)
+            body.append(_drawn(partial(_draw_panel, cell.images, caption, columns), caption))
+        yield PageSection(f"The paper's figure of {setting}, by {bundle.name}", "".join(body))
+
+
 def provenance_section(tables: Sequence[TableResult], report: dict[str, Any]) -> PageSection:
     """Commands and versions of everything on the page."""
     records = {f"table {result.name}": result.made_by for result in tables if result.made_by}
@@ -137,6 +154,10 @@ def _maps(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageS
             caption = f"{method}: images, and the standard deviation of x_0 given their noisy version at t = {t:g}"
             body.append(_drawn(partial(_draw_map, shown, deviations, caption), caption))
     return PageSection("Variance maps", "".join(body) or "<p>The bundle has no head that knows pixels apart.</p>")
+
+
+def _draw_panel(images: Tensor, caption: str, columns: int, path: Path) -> None:
+    draw_grid(images, path, caption, columns)
 
 
 def _draw_map(images: ImageSet, deviations: Tensor, caption: str, path: Path) -> None:

@@ -40,7 +40,7 @@ class Evaluation:
         self,
         bundle: Bundle,
         images: TableImages,
-        extractor: Extractor,
+        extractor: Extractor | None,
         size: Size,
         *,
         schedules: Sequence[str] | None = None,
@@ -53,7 +53,7 @@ class Evaluation:
             raise ValueError(
                 f"{images.name} has images of shape {images.test.shape}, but {bundle.name} needs {bundle.image_shape}"
             )
-        self.bundle, self.images, self.extractor, self.size = bundle, images, extractor, size
+        self.bundle, self.images, self._extractor, self.size = bundle, images, extractor, size
         self.seed, self.batch_size = seed, batch_size
         self._reference_source, self._paper = reference, paper
         serves_all = isinstance(bundle.schedule, VPSchedule)
@@ -61,6 +61,13 @@ class Evaluation:
         self._models: dict[str, Bundle] = {}
         for name in self.schedules:
             self.on(name)
+
+    @property
+    def extractor(self) -> Extractor:
+        """What distances are measured by; tables without distances need none."""
+        if self._extractor is None:
+            raise ValueError("a table of distances needs a feature extractor; choose one by --features")
+        return self._extractor
 
     def on(self, schedule: str) -> Bundle:
         """The bundle at times of a schedule."""

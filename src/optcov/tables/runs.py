@@ -14,6 +14,7 @@ from optcov.tables.normalised import normalised_plan, normalised_work, timesteps
 from optcov.tables.result import TableResult
 from optcov.timing import machine
 
+WITHOUT_SAMPLES = ("bpd", "cost", "iddpm", "repeats")
 TABLES = ("fid", "timesteps", "bpd", "cost", "iddpm", "repeats", "normalised", "peers")
 
 

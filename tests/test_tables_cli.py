@@ -1,0 +1,75 @@
+"""`optcov table`, `optcov report` and `optcov bench` from the command line, on a bundle of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from optcov import Schedule
+from optcov.cli import app
+from small_bundles import SHAPE, small_bundle
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tables")
+    small_bundle(Schedule.linear(24)).save(directory / "small")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8)
+    np.save(directory / "images.npy", pixels)
+    return directory
+
+
+def run(*arguments: object) -> str:
+    result = runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_tables_are_written_and_shown_on_a_page(saved: Path, tmp_path: Path) -> None:
+    options = ("--quick", "--bundle", saved / "small", "--data", saved / "images.npy", "--out", tmp_path)
+    shown = json.loads(run("table", "bpd", *options, "--paper", "CIFAR10 (LS)", "--json"))
+    assert shown["sections"][0]["columns"] == ["K = 10"]  # of 24 times
+    npr = next(row for row in shown["sections"][0]["rows"] if row["name"] == "ET NPR-DDPM")
+    assert npr["entries"][0]["paper"] == 5.40
+    assert shown["made_by"]["size"] == "quick"
+    assert shown == json.loads((tmp_path / "bpd.json").read_text())
+    assert "noise and npr" in run("table", "cost", *options)
+    assert {path.suffix for path in tmp_path.glob("bpd.*")} == {".md", ".csv", ".tex", ".json"}
+    page = tmp_path / "report.html"
+    run("report", tmp_path, "--out", page)
+    assert "ET NPR-DDPM" in page.read_text()
+    assert "Commands and versions" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table", "magic"), "unknown table 'magic'"),
+        (("table", "bpd", "--quick", "--full"), "exclude each other"),
+        (("table", "fid", "--steps", "ten"), "not a list of whole numbers"),
+        (("report",), "nothing to report"),
+        (("bench", "magic"), "unknown benchmark 'magic'"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        runner.invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_a_setting_that_the_paper_lacks_is_refused(saved: Path, tmp_path: Path) -> None:
+    options = ("--bundle", saved / "small", "--data", saved / "images.npy", "--out", tmp_path, "--paper", "MNIST")
+    with pytest.raises(ValueError, match="no setting 'MNIST'"):
+        run("table", "bpd", *options)
+
+
+def test_bench_prints_a_ratio(tmp_path: Path) -> None:
+    options = ("--rounds", 1, "--no-memory", "--out", tmp_path / "bench.json", "--json")
+    shown = json.loads(run("bench", "dynamic_program", *options))
+    assert shown["results"][0]["ratio"] > 0
+    assert shown == json.loads((tmp_path / "bench.json").read_text())
