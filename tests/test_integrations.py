@@ -440,7 +440,7 @@ def test_a_bad_value_stops_at_the_end_with_its_samples():
         (lambda: UNetWithHead({"_class_name": "Other"}, None), "cannot build a U-Net of class 'Other'"),
         (lambda: attach(None, tiny_bundle(), "SN-DPM"), "runs in continuous time"),
         (lambda: attach(None, tiny_bundle(), "Gotta Go Fast"), "is a solver"),
-        (lambda: attach(None, tiny_bundle(heads=("npr",)), "SN-DDIM"), "needs the head 'sn'"),
+        (lambda: attach(None, tiny_bundle(heads=("npr",)), "SN-DDIM"), "no head 'sn', which the covariance 'sn' needs"),
         (lambda: attach(None, tiny_bundle(), "SN-DDIM", trajectory="odd"), "trajectory = 'odd' is not one of"),
     ],
 )

@@ -270,6 +270,13 @@ def test_gotta_go_fast_of_an_image_does_not_depend_on_its_batch():
     assert torch.allclose(whole.x_0[2:5], part.x_0, atol=1e-9)
 
 
+@pytest.mark.parametrize("solver", [euler_maruyama, probability_flow, ancestral_sampling, gotta_go_fast])
+def test_half_precision_noise_is_solved_in_float32(solver):
+    x_0 = solver(NETWORK, SCHEDULE, start(2).bfloat16(), *([] if solver is gotta_go_fast else [5])).x_0
+    assert x_0.dtype == torch.float32
+    assert x_0.isfinite().all()
+
+
 def test_ancestral_sampling_is_the_reverse_process_with_variance_beta():
     process = ReverseProcess(NETWORK, ForwardProcess(SCHEDULE), "beta", data_range=(-1, 1))
     expected = sample(process, Trajectory.even(SCHEDULE, 8), start=start(5), seed=2)
@@ -344,7 +351,12 @@ def test_fixed_steps_never_wait_for_the_device(monkeypatch):
             lambda: euler_maruyama(NETWORK, SCHEDULE, start(2), 5, lambda t, s: torch.zeros(1)),
             "supplied noise",
         ),
+        (lambda: euler_maruyama(NETWORK, SCHEDULE, start(2)[:0], 5), "that is not empty"),
         (lambda: gotta_go_fast(NETWORK, SCHEDULE, start(2), -1.0), "tolerances must be positive"),
+        (
+            lambda: probability_flow_adaptive(NETWORK, SCHEDULE, start(2), relative_tolerance=0.0),
+            "tolerances must be positive",
+        ),
         (
             lambda: gotta_go_fast(NETWORK, SCHEDULE, start(2), first_step=0.0),
             "first_step = 0.0 must be positive",

@@ -81,6 +81,8 @@ def sample(
     """
     if last_step not in LAST_STEPS:
         raise ValueError(f"last_step = {last_step!r} is not one of {', '.join(LAST_STEPS)}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype = {dtype} has no normal noise; use a floating-point type such as torch.float32")
     cap = variance_cap(process, noise_cap)
     shape = _check_shape(shape, start)
     indices = range(shape[0]) if indices is None else indices
@@ -101,8 +103,8 @@ def sample(
         for number, (t, s) in enumerate(trajectory.descending(), start=1):
             prediction = process.predict(x, t)
             step = process.step_from(prediction, x, t, s)
-            if s == trajectory.times[0] and cap is not None:
-                step = Gaussian(step.mean, step.covariance.clamped(cap)[0])
+            if s == trajectory.times[0]:
+                step = capped(step, cap)
             if s == 0 and last_step == "mean":
                 x_s = step.mean
             else:
@@ -170,6 +172,11 @@ def variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | No
         raise ValueError(f"noise_cap = {noise_cap} must be a positive number of 8-bit levels, or None")
     low, high = process.data_range
     return (noise_cap * (high - low) / 255 * math.sqrt(math.pi / 2)) ** 2
+
+
+def capped(step: Gaussian, cap: float | None) -> Gaussian:
+    """Hold the variances of a step to the cap, if there is one."""
+    return step if cap is None else Gaussian(step.mean, step.covariance.clamped(cap)[0])
 
 
 def _check_shape(shape: Sequence[int] | None, start: Tensor | None) -> tuple[int, ...]:

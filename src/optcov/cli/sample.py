@@ -71,7 +71,7 @@ def command(
         if json:
             print_json({"picture": str(picture), "methods": methods.split(";"), "steps": _numbers(steps_list)})
         else:
-            finish(picture, f"optcov bpd {bundle}")
+            finish(picture, f"optcov sample {bundle} --variance-map")
         return
     request = Request(model, method, steps, trajectory, seed, noise_cap, last_step, tolerance)
     if variance_map:
@@ -134,11 +134,15 @@ class Request:
         return self.method.solver == "gotta_go_fast"
 
     @property
+    def title(self) -> str:
+        """Method and effort, for the eye."""
+        return f"{self.method.name}, {f'tolerance {self.tolerance:g}' if self.adaptive else f'{self.steps} steps'}"
+
+    @property
     def caption(self) -> str:
-        """One line for the eye."""
-        effort = f"tolerance {self.tolerance:g}" if self.adaptive else f"{self.steps} steps"
+        """What a picture shows, in one line."""
         times = "" if self.trajectory is None else f" ({self.kind})"
-        return f"{self.model.name}: {self.method.name}, {effort}{times}, seed {self.seed}"
+        return f"{self.model.name}: {self.title}{times}, seed {self.seed}"
 
     def settings(self) -> dict[str, Any]:
         """What determines the images, for run.json."""
@@ -221,7 +225,7 @@ def _sample(
                 evaluations.extend(drawn.evaluations.tolist())
                 yield indices
 
-        for _ in track(batches(), len(share), request.caption, "images", len) if state.is_main_process else batches():
+        for _ in track(batches(), len(share), request.title, "images", len) if state.is_main_process else batches():
             pass
         state.wait_for_everyone()
         if state.is_main_process:

@@ -20,6 +20,7 @@ from optcov.integrations.unet import UNetWithHead
 from optcov.methods import Method, find_method
 from optcov.networks import TimedHead
 from optcov.schedule import DiscreteSchedule, Schedule
+from optcov.solvers.peers import clip_options
 
 __all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
 
@@ -39,7 +40,7 @@ def attach(pipeline: Any, bundle: Bundle, method: str = "SN-DDIM", trajectory: s
     row = find_method(method)
     if bundle.schedule.steps is None:
         bundle = bundle.with_schedule(Schedule.linear())
-    row.forward(bundle.schedule)  # refuses solvers and methods of continuous time
+    bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     scheduler = _scheduler(bundle, row, trajectory)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
@@ -64,7 +65,7 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
         covariance=row.covariance,
         eta=row.eta,
         noise_cap=bundle.noise_cap(row.name),
-        **_clip(bundle.data_range),
+        **clip_options(bundle.data_range),
         **options,
     )
     return scheduler
@@ -78,25 +79,11 @@ def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:
     return {str(len(e.trajectory)): [int(t) for t in e.trajectory.times] for e in stored}
 
 
-def _clip(data_range: tuple[float, float] | None) -> dict[str, Any]:
-    if data_range is None:
-        return {"clip_sample": False}
-    low, high = data_range
-    if low != -high:
-        raise ValueError(f"diffusers clips to a range around 0, but the data range is {data_range}; rescale the data")
-    return {"clip_sample": True, "clip_sample_range": float(high)}
-
-
 def _network(bundle: Bundle, row: Method) -> nn.Module:
     """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
     network = bundle.network
     head = None
     if row.covariance in HEADS and not (row.covariance == "range" and network.learned_range):
-        if row.covariance not in bundle.heads:
-            present = ", ".join(sorted(bundle.heads)) or "none"
-            raise ValueError(
-                f"{row.name!r} needs the head {row.covariance!r}, but {bundle.name} has: {present}; fit it (optcov fit)"
-            )
         head = bundle.heads[row.covariance]
     if isinstance(head, TimedHead) and network.parameterisation != "epsilon":
         raise ValueError(

@@ -19,10 +19,10 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from optcov.forward import ForwardProcess
-from optcov.gaussian import Gaussian, per_sample
+from optcov.gaussian import per_sample
 from optcov.prediction import PARAMETERISATIONS, NoisePrediction, to_noise
 from optcov.reverse import ReverseProcess
-from optcov.sampling import LAST_STEPS, variance_cap
+from optcov.sampling import LAST_STEPS, capped, variance_cap
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
 from optcov.watch import not_finite
@@ -152,8 +152,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         s = self._next_time[t]
         x_t, prediction = self._prediction(model_output, sample, t)
         step = self._process.step_from(prediction, x_t, t, s)
-        if s == self._first_time and self._variance_cap is not None:
-            step = Gaussian(step.mean, step.covariance.clamped(self._variance_cap)[0])
+        if s == self._first_time:
+            step = capped(step, self._variance_cap)
         x_s = step.mean
         if self._draws and (s > 0 or self.config.last_step == "draw"):
             x_s = step.sample(_noise(model_output, sample, generator, variance_noise))

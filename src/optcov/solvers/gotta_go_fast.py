@@ -53,6 +53,7 @@ def gotta_go_fast(
     k), so that its steps do not depend on its neighbours.
     """
     _check_tolerances(relative_tolerance, absolute_tolerance, first_step)
+    start = start.to(torch.promote_types(start.dtype, torch.float32))  # a step in half precision is mostly rounding
     sde, source = ReverseSDE(network, schedule, data_range), NoiseSource(start, seed, indices)
     x, previous = start.clone(), start.clone()  # previous: x' of the last accepted trial
     time = torch.ones(len(x), dtype=torch.float64)  # on the CPU, like h: they decide which samples go on

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from optcov.prediction import Network
 from optcov.schedule import Schedule
-from optcov.solvers.result import NoiseSource, SolverResult
+from optcov.solvers.result import SolverResult, check_start
 from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE, check_end_time
 from optcov.watch import FiniteWatch, bad_value_message, not_finite
 
@@ -31,7 +31,7 @@ def probability_flow(
     """
     sde = ReverseSDE(network, schedule, data_range)
     grid = Grid(steps, end_time, denoise, convention)
-    NoiseSource(start, 0, None)  # draws nothing here; checks start
+    check_start(start)
     watch, x = FiniteWatch(start), start
     for t, _, h in grid.moves():
         x = x + h * sde.ode_slope(x, t)
@@ -64,7 +64,12 @@ def probability_flow_adaptive(
     from torchdiffeq import odeint
 
     sde = ReverseSDE(network, schedule, data_range)
-    NoiseSource(start, 0, None)  # draws nothing here; checks start
+    check_start(start)
+    if not (relative_tolerance > 0 and absolute_tolerance > 0):
+        raise ValueError(
+            f"tolerances must be positive, got relative_tolerance={relative_tolerance}, "
+            f"absolute_tolerance={absolute_tolerance}; score_sde uses 1e-5 for both"
+        )
     times = torch.tensor([0.0, 1.0 - check_end_time(end_time)], dtype=torch.float64, device=start.device)
     evaluations = 0
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from optcov.noise import image_generator
 from optcov.prediction import Network
 from optcov.schedule import DiscreteSchedule, Schedule
-from optcov.solvers.result import NoiseSource, SolverResult
+from optcov.solvers.result import SolverResult, check_start
 from optcov.watch import FiniteWatch
 
 
@@ -73,10 +73,8 @@ def peer(
     data_range: where the scheduler can clip x0_hat (DDPM, DDIM), clip it; the others have no such step.
     """
     scheduler = make_scheduler(name, schedule, steps, data_range)
-    NoiseSource(start, seed, indices)  # checks start and indices
-    numbers = range(len(start)) if indices is None else indices
     # one generator per image, drawn from in the order of the steps: its noise does not depend on the batch
-    generators = [image_generator(seed, image, 1) for image in numbers]
+    generators = [image_generator(seed, image, 1) for image in check_start(start, indices)]
     noise = {"generator": generators} if PEERS[name].stochastic else {}
     watch, x = FiniteWatch(start), start
     for t in scheduler.timesteps.tolist():
@@ -106,7 +104,7 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
         "trained_betas": schedule.betas.tolist(),
     }
     if row.clips:
-        options.update(_clip_options(data_range))
+        options.update(clip_options(data_range))
     scheduler = getattr(diffusers, row.scheduler)(**options)
     use_alpha_bar(scheduler, schedule)
     with warnings.catch_warnings():  # diffusers hands tensors to numpy in a way that newer versions of it deprecate
@@ -135,7 +133,8 @@ def _check_steps(name: str, row: Peer, N: int, steps: int) -> None:
         )
 
 
-def _clip_options(data_range: tuple[float, float] | None) -> dict[str, Any]:
+def clip_options(data_range: tuple[float, float] | None) -> dict[str, Any]:
+    """How a scheduler of diffusers is told to clip x0_hat to a range."""
     if data_range is None:
         return {"clip_sample": False}
     low, high = data_range

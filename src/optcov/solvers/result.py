@@ -22,21 +22,26 @@ class SolverResult:
     evaluations: Tensor  # network evaluations of each sample (NFE), (B,), int64, on the CPU
 
 
+def check_start(start: Tensor, indices: Sequence[int] | None = None) -> Sequence[int]:
+    """Refuse what is no batch of images to start from; return the number of each image."""
+    if start.ndim < 2 or 0 in start.shape or not start.is_floating_point():
+        raise ValueError(
+            f"start must be a floating-point tensor (B, *D) that is not empty, got {start.dtype} of shape "
+            f"{tuple(start.shape)}"
+        )
+    numbers = range(len(start)) if indices is None else indices
+    if len(numbers) != len(start):
+        raise ValueError(f"there are {len(numbers)} indices for a batch of {len(start)} images; pass one per image")
+    return numbers
+
+
 @final
 class NoiseSource:
     """Noise of step `number`, numbered from 1: that of (seed, image, number), or what the caller supplies."""
 
     def __init__(self, start: Tensor, seed: int, indices: Sequence[int] | None, supplied: StepNoise | None = None):
-        if start.ndim < 2 or not start.is_floating_point():
-            raise ValueError(
-                f"start must be a floating-point tensor (B, *D), got {start.dtype} of shape {tuple(start.shape)}"
-            )
         self._like, self._seed, self._supplied = start, seed, supplied
-        self._indices = range(len(start)) if indices is None else indices
-        if len(self._indices) != len(start):
-            raise ValueError(
-                f"there are {len(self._indices)} indices for a batch of {len(start)} images; pass one per image"
-            )
+        self._indices = check_start(start, indices)
 
     def draw(self, number: int, t: float, s: float) -> Tensor:
         """Noise of the step from t to s for the whole batch, (B, *D)."""
