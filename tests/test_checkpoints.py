@@ -28,7 +28,7 @@ from checkpoint_files import (
 from optcov.checkpoints import SOURCES, CheckpointError, export_checkpoint, import_checkpoint, read_gamma
 from optcov.checkpoints.architecture import Architecture, unet_config
 from optcov.checkpoints.layout import HeadwiseQkv, export_state
-from optcov.checkpoints.sources import FAMILIES, find_family
+from optcov.checkpoints.sources import FAMILIES, by_name, find_family
 from optcov.networks import Backbone, ConvHead, DenseHead
 from optcov.networks.paper_unet import PaperUNet
 from optcov.schedule import Schedule
@@ -96,10 +96,14 @@ def test_only_what_the_authors_could_load_is_exported(tmp_path):
         export_checkpoint(unet, ConvHead(32, 3))
     with pytest.raises(CheckpointError, match="ddpm has no keys for a head of kind 'dense'"):
         export_checkpoint(unet, DenseHead(32, 3))
+    small = {"block_out_channels": (32,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
     with pytest.raises(CheckpointError, match="this UNet2DModel is none of the paper's networks"):
-        export_checkpoint(
-            UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",))
-        )
+        export_checkpoint(UNet2DModel(**small))
+    like_ddpm = small | {"norm_eps": 1e-6, "downsample_padding": 0, "flip_sin_to_cos": False, "freq_shift": 1}
+    assert "temb.dense.0.weight" in export_checkpoint(UNet2DModel(**like_ddpm, attention_head_dim=None))
+    for setting in ({"attention_head_dim": 8}, {"attention_head_dim": None, "act_fn": "gelu"}):
+        with pytest.raises(CheckpointError, match="none of the paper's networks"):
+            export_checkpoint(UNet2DModel(**like_ddpm, **setting))
 
 
 def test_exported_sigmas_are_the_constant_of_score_sde(tmp_path):
@@ -228,6 +232,12 @@ def test_both_heads_come_from_two_files_of_the_same_network(tmp_path):
         imported(tmp_path, golden_state(CELEBA), sn=tmp_path / "sn.pth")
     with pytest.raises(CheckpointError, match=r"holds a head 'sn' already; leave --sn out"):
         imported(tmp_path, state, head="sn", sn=tmp_path / "sn.pth")
+    torch.save(golden_state(CELEBA), tmp_path / "sn.pth")
+    with pytest.raises(CheckpointError, match=r"sn.pth: it holds no head beside the network"):
+        imported(tmp_path, golden_state(CELEBA), sn=tmp_path / "sn.pth")
+    torch.save({key: value.to(torch.complex64) for key, value in state.items()}, tmp_path / "sn.pth")
+    with pytest.raises(CheckpointError, match=r"sn.pth: .* holds torch.complex64, not floating-point numbers"):
+        imported(tmp_path, golden_state(CELEBA), sn=tmp_path / "sn.pth")
 
 
 @pytest.mark.parametrize(
@@ -236,6 +246,12 @@ def test_both_heads_come_from_two_files_of_the_same_network(tmp_path):
         (CIFAR10, {}, "fits more than one network; say how it was trained by --as cifar10-ls or --as cifar10-cs"),
         (CIFAR10, {"name": "cifar10"}, "unknown network 'cifar10'; choose one of cifar10-ls"),
         (CIFAR10, {"name": "celeba64"}, "--as celeba64 is a network of ddpm, but its keys are those of improved"),
+        (
+            CIFAR10,
+            {"name": "imagenet64"},
+            "--as imagenet64 has other .*; its keys are those of cifar10-ls or cifar10-cs",
+        ),
+        (CELEBA, {"name": "lsun-bedroom"}, "--as lsun-bedroom has other widths .*; its keys are those of celeba64"),
         (CIFAR10_HEAD, {"name": "cifar10-ls"}, "do not say which one; add --head npr or --head sn"),
         (CIFAR10_HEAD, {"name": "cifar10-ls", "head": "range"}, "unknown head 'range'; choose one of npr, sn"),
         (CELEBA, {"head": "sn"}, "--head sn was given, but the file holds no head"),
@@ -263,6 +279,33 @@ def test_every_key_is_accounted_for(tmp_path, network):
         assert f"1 missing keys: {victim}" in message
         assert "1 unexpected keys: extra.weight" in message
         assert f"1 mis-shaped keys: {first} has shape (7,) instead of {tuple(state[first].shape)}" in message
+
+
+@pytest.mark.parametrize("name", ["cifar10_ls", "CIFAR10 (LS)", "cifar10-LS"])
+def test_a_network_may_be_named_as_in_the_paper(name):
+    assert by_name(name) is SOURCES["cifar10-ls"]
+    assert by_name("LSUN") is SOURCES["lsun-bedroom"]
+    assert all(by_name(source.title) is source for source in SOURCES.values())
+
+
+def filled_with(shape, *keys):
+    return {key: torch.zeros(shape) for key in keys}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        filled_with((0, 32, 3, 3), "down.0.block.0.conv1.weight"),
+        filled_with((10**9, 0, 3, 3), "down.0.block.0.conv1.weight"),
+        filled_with((32, 0, 3, 3), "conv_in.weight") | filled_with((0, 32, 3, 3), "conv_out.weight"),
+        filled_with((32, 1, 1, 1), *(f"down.{n}.block.{i}.conv1.weight" for n in range(100) for i in range(2))),
+        filled_with((32, 1, 1, 1), *(f"down.{n}.block.{i}.conv1.weight" for n in range(6) for i in range(100))),
+    ],
+    ids=["no channels", "too many channels", "no colours", "100 levels", "100 blocks"],
+)
+def test_keys_of_impossible_networks_are_refused_before_anything_is_built(tmp_path, change):
+    with pytest.raises(CheckpointError, match="which no network of this kind has"):
+        imported(tmp_path, golden_state(LSUN) | change, "lsun-bedroom")
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
@@ -324,6 +367,9 @@ def test_gamma_of_the_authors(tmp_path):
     assert torch.equal(read_gamma(tmp_path / "gamma.pth", Schedule.vp_sde()), values)
     with pytest.raises(CheckpointError, match=r"an array of 4001 numbers, one per time 0..4000; this is \(1001,\)"):
         read_gamma(tmp_path / "gamma.pth", Schedule.cosine(4000))
+    torch.save(torch.zeros(1001, dtype=torch.complex64), tmp_path / "gamma.pth")
+    with pytest.raises(CheckpointError, match="this is .*complex64"):
+        read_gamma(tmp_path / "gamma.pth", Schedule.linear())
     torch.save(-gamma.numpy(), tmp_path / "gamma.pth")
     with pytest.raises(CheckpointError, match="Gamma is a mean of squares"):
         read_gamma(tmp_path / "gamma.pth", Schedule.linear())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from diffusers import UNet2DModel
 from typer.testing import CliRunner
 
 import optcov.bundle
@@ -61,6 +64,46 @@ def test_a_bad_file_leaves_nothing_behind(tmp_path, damage):
     with pytest.raises(CheckpointError, match=str(path)):
         run(path, "--out", tmp_path / "bundle")
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pth"]
+
+
+def test_names_are_shown_as_they_are_and_never_break_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    UNet2DModel(
+        sample_size=8, block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",)
+    ).save_pretrained("[v1]")
+    result = run("[v1]", "--out", "out [/v2]")
+    assert result.exit_code == 0
+    assert " [v1] " in result.stdout
+    assert "next: optcov sample 'out [/v2]' --method" in result.stdout
+    assert optcov.bundle.load("out [/v2]").image_shape == (3, 8, 8)
+    with pytest.raises(ValueError, match=r"--out out.udcff has characters that weights cannot be read under"):
+        run("[v1]", "--out", os.fsdecode(b"out\xff"))
+
+
+@pytest.mark.parametrize("out", ["model.pth", "full", "model.pth/inside"])
+def test_nothing_is_written_over_or_beside_what_is_there(tmp_path, out):
+    torch.save(golden_state(CELEBA), tmp_path / "model.pth")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    before = sorted((path, path.stat().st_size) for path in tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=str(tmp_path / out)):
+        run(tmp_path / "model.pth", "--out", tmp_path / out)
+    assert sorted((path, path.stat().st_size) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_an_interrupted_import_leaves_the_older_bundle_and_nothing_else(tmp_path, monkeypatch, error):
+    torch.save(golden_state(CELEBA), tmp_path / "model.pth")
+    run(tmp_path / "model.pth", "--out", tmp_path / "bundle")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("optcov.bundle.bundle.save_unet", fail)
+    result = CliRunner().invoke(app, ["import", str(tmp_path / "model.pth"), "--out", str(tmp_path / "bundle")])
+    assert result.exit_code != 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "model.pth"]
+    assert optcov.bundle.load(tmp_path / "bundle").image_shape == (3, 64, 64)
 
 
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys):

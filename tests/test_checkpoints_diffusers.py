@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import safetensors.torch
 import torch
 from diffusers import DDIMScheduler, DDPMPipeline, DDPMScheduler, UNet2DModel
 
+from optcov.bundle.imported import bundle_of
 from optcov.checkpoints import CheckpointError, import_diffusers, import_model
 from optcov.networks.paper_unet import PaperUNet
 from optcov.schedule import Schedule
@@ -126,7 +128,7 @@ def test_mis_shaped_and_damaged_weights_are_errors(pipeline):
     change_weights(pipeline, lambda weights: weights.update({"conv_in.bias": torch.zeros(3)}))
     with pytest.raises(CheckpointError, match=r"conv_in.bias has shape \(3,\) instead of \(32,\)"):
         import_model(pipeline)
-    (pipeline / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 100)
+    (pipeline / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 10**6)
     with pytest.raises(CheckpointError, match=f"cannot import {pipeline}: diffusers cannot load it"):
         import_model(pipeline)
 
@@ -150,6 +152,81 @@ def test_what_cannot_be_imported_is_named(pipeline, file, changes, reason):
     edit(pipeline / file, **changes)
     with pytest.raises(CheckpointError, match=reason):
         import_model(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "reason"),
+    [
+        (
+            "unet/config.json",
+            {"block_out_channels": [16384, 16384]},
+            r"describes 73,\d+,\d+,\d+ weights, but the files",
+        ),
+        ("unet/config.json", {"layers_per_block": 10**9}, "layers_per_block is larger than in any network"),
+        ("unet/config.json", {"down_block_types": ["DownBlock2D"] * 100}, "down_block_types is larger"),
+        ("unet/config.json", {"block_out_channels": "ab"}, "config.json describes no network"),
+        ("unet/config.json", {"junk": "x" * 2**24}, r"config.json has 16,\d+,\d+ bytes"),
+        ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**9}, "its scheduler has 1000000000 steps"),
+        ("scheduler/scheduler_config.json", {"beta_schedule": "linear", "beta_start": "x"}, "gives no schedule"),
+    ],
+)
+def test_hostile_configs_are_refused_before_memory_is_spent(pipeline, file, changes, reason):
+    edit(pipeline / file, **changes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=reason):
+        import_model(pipeline)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def replace_by_torch_file(pipeline, content):
+    weights = pipeline / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.unlink()
+    torch.save(content, weights.with_suffix(".bin"))
+
+
+def test_torch_files_of_diffusers_are_checked_like_all_others(pipeline, unet):
+    replace_by_torch_file(pipeline, {"conv_in.weight": print})
+    with pytest.raises(CheckpointError, match="it asks to run print, and only tensors are read"):
+        import_model(pipeline)
+    (pipeline / "unet" / "diffusion_pytorch_model.safetensors").touch()
+    replace_by_torch_file(pipeline, {key: torch.zeros(1).expand(v.shape) for key, v in unet.state_dict().items()})
+    with pytest.raises(CheckpointError, match=r"its tensors claim [\d,]+ bytes"):
+        import_model(pipeline)
+
+
+def test_weights_that_are_not_finite_are_refused(pipeline):
+    change_weights(pipeline, lambda weights: weights["conv_in.bias"].fill_(torch.nan))
+    with pytest.raises(CheckpointError, match=r"conv_in.bias holds NaN or infinite numbers"):
+        import_model(pipeline)
+
+
+def test_half_precision_and_the_oldest_names_of_attention_are_understood(tmp_path, unet):
+    """google/ddpm-cifar10-32 and its like name the parts of an attention as diffusers did at first."""
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    unet.save_pretrained(tmp_path)
+    path = tmp_path / "diffusion_pytorch_model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    for new, name in old.items():
+        weights = {key.replace(f".{new}.", f".{name}."): value for key, value in weights.items()}
+    assert any(".proj_attn." in key for key in weights)
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+    assert outputs_agree(import_model(tmp_path), unet)
+    safetensors.torch.save_file({key: value.half() for key, value in weights.items()}, path, {"format": "pt"})
+    assert all(parameter.dtype == torch.float32 for parameter in import_model(tmp_path).unet.parameters())
+
+
+def test_sample_sizes_may_be_given_as_height_and_width(pipeline):
+    edit(pipeline / "unet" / "config.json", sample_size=[8, 16])
+    assert import_model(pipeline).image_shape == (3, 8, 16)
+    edit(pipeline / "unet" / "config.json", sample_size=[8, 16, 3])
+    with pytest.raises(CheckpointError, match="not height and width; add --image-size"):
+        import_model(pipeline)
+
+
+def test_a_bundle_is_not_taken_for_a_network_without_a_schedule(tmp_path, pipeline):
+    bundle_of(import_model(pipeline)).save(tmp_path / "bundle")
+    with pytest.raises(CheckpointError, match="it is a bundle already"):
+        import_model(tmp_path / "bundle")
 
 
 def test_options_of_the_papers_networks_do_not_belong_to_diffusers(pipeline):

@@ -7,16 +7,21 @@ import os
 import pickle
 import resource
 import struct
+import warnings
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from checkpoint_files import as_score_sde, prefixed
-from optcov.checkpoints.files import CheckpointError, naming, read_file
+from checkpoint_files import as_score_sde, golden_state, prefixed
+from optcov.checkpoints import import_model
+from optcov.checkpoints.errors import CheckpointError, naming
+from optcov.checkpoints.files import read_file
+from optcov.checkpoints.models import read_state
 from optcov.checkpoints.wrappers import unwrap
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
@@ -62,7 +67,8 @@ def test_safetensors_and_training_directories_are_read(tmp_path):
         [prefixed(STATE), {"lr": 0.1}, 3, 4],
         [{key: -value for key, value in STATE.items()}, {}, 3, 4, prefixed(STATE)],
         {"models_states": {"model": STATE}},
-        {"models_states": [prefixed(STATE)]},
+        {"models_states": [prefixed(prefixed(STATE))]},
+        {"models_states": {0: STATE}, "ema_models_states": {}},
         {"models_states": {"m": {k: -v for k, v in STATE.items()}}, "ema_models_states": {"m": STATE}},
         {"model": prefixed(STATE), "step": 3},
         as_score_sde(STATE),
@@ -86,6 +92,11 @@ def test_averaged_parameters_go_around_constants():
         (3, "it holds a int, not the weights of a network"),
         ([3], "a list that does not begin with a state_dict"),
         ({"models_states": {"a": STATE, "b": STATE}}, r"holds more than one network \(a, b\)"),
+        ({"models_states": [STATE, STATE]}, r"holds more than one network \(2\)"),
+        ({"models_states": 3}, "models_states holds a int"),
+        ({"models_states": {"a": 3}}, "at its top there is: nothing"),
+        ({"model": STATE, "ema": 3}, "neither tensors by name nor a list of tensors"),
+        ({"model": STATE, "ema": {"shadow_params": [1, 2]}}, "neither tensors by name nor a list of tensors"),
         ({"model": STATE, "ema": {"shadow_params": [torch.ones(2)]}}, "1 averaged parameters for 2 parameters"),
         ({"model": STATE, "ema": {"shadow_params": [torch.ones(2), torch.ones(2)]}}, r"the average of a.weight"),
         ([STATE, {}, 1, 2, {"b": torch.ones(2)}], "the average of b has shape"),
@@ -225,9 +236,149 @@ def test_files_that_claim_more_than_they_hold_are_refused_without_the_memory(tmp
     write(tmp_path / name)
     before = peak_memory()
     with pytest.raises(CheckpointError) as caught, naming(tmp_path / name):
-        read_file(tmp_path / name)
+        read_state(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert peak_memory() - before < 3e8
+
+
+def text(value):
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def called(name, *arguments):
+    module, function = name.rsplit(".", 1)
+    return f"c{module}\n{function}\n".encode() + b"(" + b"".join(arguments) + b"tR"
+
+
+def number(value):
+    content = pickle.encode_long(value)
+    return b"\x8a" + bytes([len(content)]) + content
+
+
+def array(shape):
+    """A pickled numpy array of this shape, with 4 bytes."""
+    numbers = called("_codecs.encode", text("aaaa"), text("latin1"))
+    parts = (number(1), shape, called("numpy.dtype", text("f4")), b"\x89", numbers)
+    return called("numpy.core.multiarray._reconstruct") + b"(" + b"".join(parts) + b"tb"
+
+
+# a container that holds the last one ten times, fifteen times over: every entry is one byte of the file
+LAUGHS = b"]q\x00" + b"".join(b"(" + b"h%c" % n * 10 + b"tq%c" % (n + 1) for n in range(15))
+HEX = called("_codecs.encode", text("a" * 1000), text("latin1")) + b"".join(
+    b"q\x00" + called("_codecs.encode", b"h\x00", text("hex")) for _ in range(30)
+)
+PICKLES = {
+    "bytearray": (called("builtins.bytearray", number(10**11)), "more memory than a file of"),
+    "tensor": (called("torch.FloatTensor", number(10**11)), "not a whole torch file"),
+    "encodings": (HEX, "more memory than a file of"),
+    "laughs": (LAUGHS, "more than 100,000 entries"),
+    "itself": (b"]q\x00h\x00a", "nested more than 20 deep"),
+    "text for a shape": (array(text("ab")), "shape is not made of positive numbers"),
+    "text in a shape": (array(text("a" * 50) + number(10**9) + b"\x86"), "shape is not made of positive numbers"),
+    "no shape": (array(b"N"), "shape is not made of positive numbers"),
+    "negative shape": (array(number(-1) + number(-1) + b"\x86"), "shape is not made of positive numbers"),
+    "wrong shape": (array(number(2) + b"\x85"), "does not have 4 bytes"),
+}
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("attack", PICKLES)
+def test_pickles_without_code_cannot_take_memory_or_time_either(tmp_path, attack, archive):
+    path = tmp_path / "model.pth"
+    body, reason = PICKLES[attack]
+    content = b"\x80\x02" + body + b"."
+    if archive:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", content)
+            file.writestr("archive/version", "3\n")
+    else:
+        start = (torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": True})
+        path.write_bytes(b"".join(pickle.dumps(part, 2) for part in start) + content + pickle.dumps([], 2))
+    before, limit = peak_memory(), resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(CheckpointError, match=reason):
+        read_file(path)
+    assert peak_memory() - before < 1e9
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limit
+
+
+def test_tensors_other_than_plain_numbers_are_refused(tmp_path):
+    values = torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both kinds are announced as leaving torch
+        unusual = {
+            "sparse": values.to_sparse(),
+            "quantised": torch.quantize_per_tensor(values, 0.1, 0, torch.qint8),
+            "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            "meta": values.to("meta"),
+        }
+    for tensor in unusual.values():
+        torch.save(STATE | {"b": tensor}, tmp_path / "model.pth")
+        with pytest.raises(CheckpointError, match="not plain numbers"):
+            read_file(tmp_path / "model.pth")
+
+
+def test_files_written_on_a_gpu_are_read(tmp_path, monkeypatch):
+    for archive in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+            torch.save(STATE, tmp_path / "model.pth", _use_new_zipfile_serialization=archive)
+        assert same(read_file(tmp_path / "model.pth"))
+
+
+def test_what_is_no_regular_file_is_refused_without_being_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, reason in {
+        tmp_path / "fifo": "it is no regular file",
+        tmp_path / "loop": "there is no such file",
+        tmp_path / ("a" * 300): "File name too long",
+        tmp_path / os.fsdecode(b"bad\xff.pth"): "there is no such file",
+    }.items():
+        with pytest.raises(CheckpointError, match=reason) as caught:
+            import_model(path)
+        assert str(caught.value).isprintable()
+        str(caught.value).encode()
+
+
+def test_names_that_torch_cannot_open_are_named(tmp_path):
+    path = tmp_path / os.fsdecode(b"bad\xff.pth")
+    torch.save(STATE, tmp_path / "good.pth")
+    (tmp_path / "good.pth").rename(path)
+    with pytest.raises(CheckpointError, match=r"bad\\udcff.pth: its name is not UTF-8, .*; rename it"):
+        import_model(path)
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    torch.save(STATE, tmp_path / "model.pth")
+    really_open = Path.open
+
+    def refuse(path, *arguments, **options):
+        if path.name == "model.pth":
+            raise PermissionError(13, "Permission denied")
+        return really_open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)  # permissions do not hold the superuser
+    with pytest.raises(CheckpointError, match=r"cannot import .*/model.pth: Permission denied"):
+        import_model(tmp_path / "model.pth")
+
+
+def test_keys_cannot_steer_the_terminal_or_fill_it(tmp_path):
+    strange = {
+        "a\nerror: all is well\x1b[2J": torch.zeros(1),
+        "../../etc/passwd": torch.zeros(1),
+        "k" * 10**6: torch.zeros(1),
+    }
+    torch.save(golden_state("celeba64_ddpm_w32_plain") | strange, tmp_path / "model.pth")
+    with pytest.raises(CheckpointError, match="3 unexpected keys") as caught:
+        import_model(tmp_path / "model.pth")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+def test_arrays_stored_by_columns_keep_their_places(tmp_path):
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    torch.save(np.asfortranarray(values), tmp_path / "array.pth")
+    assert read_file(tmp_path / "array.pth").tolist() == values.tolist()
 
 
 def test_arrays_of_numpy_are_read_without_numpy(tmp_path):

@@ -86,6 +86,12 @@ def test_settings_with_weights_add_or_remove_them():
     assert "up_blocks.0.attentions.0.to_q.weight" not in names
 
 
+@pytest.mark.parametrize("channels", [(2, 24), (16, 46)])
+def test_groups_must_divide_the_channels(channels):
+    with pytest.raises(ValueError, match=r"channels of .* cannot be normalised in"):
+        PaperUNet(**(SCORE_SDE | {"block_out_channels": channels}))
+
+
 def test_the_heads_of_an_attention_share_its_channels():
     unet = PaperUNet(**SMALL, attention_heads=4)
     attention = unet.mid_block.attentions[0]

@@ -2,7 +2,7 @@
 
 from optcov.checkpoints.detect import import_model
 from optcov.checkpoints.diffusers_models import import_diffusers
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.models import ImportedModel, export_checkpoint, import_checkpoint, read_gamma
 from optcov.checkpoints.sources import SOURCES, Source
 

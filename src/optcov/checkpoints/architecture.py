@@ -13,10 +13,11 @@ from typing import Any, final
 
 from torch import Tensor
 
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.layout import State, Table
 
 FIRST_ATTENTION = 16  # pixels: all six networks start to attend at this resolution
+MAX_LEVELS, MAX_BLOCKS, MAX_WIDTH = 12, 64, 2**14  # far beyond any network of this kind
 
 
 @final
@@ -29,6 +30,14 @@ class Architecture:
     attention: tuple[bool, ...]  # by level
     in_channels: int
     out_channels: int
+
+    def __post_init__(self) -> None:
+        widths = (*self.channels, self.in_channels, self.out_channels)
+        if len(self.channels) > MAX_LEVELS or self.blocks > MAX_BLOCKS or not all(0 < w <= MAX_WIDTH for w in widths):
+            raise CheckpointError(
+                f"its keys describe {len(self.channels)} levels of {self.blocks} blocks, with at most {max(widths)} "
+                f"and at least {min(widths)} channels, which no network of this kind has"
+            )
 
     @property
     def multipliers(self) -> tuple[float, ...]:
@@ -130,5 +139,7 @@ def dimension(state: State, key: str, axis: int = 0) -> int:
 def equal_blocks(counts: list[int]) -> int:
     """The number of residual blocks per level, which must be the same at all levels."""
     if not counts or len(set(counts)) != 1 or counts[0] == 0:
-        raise CheckpointError(f"the levels have {counts} residual blocks, but a UNet2DModel has equally many in each")
+        raise CheckpointError(
+            f"the levels have {counts[:MAX_LEVELS]} residual blocks, but a UNet2DModel has equally many in each"
+        )
     return counts[0]

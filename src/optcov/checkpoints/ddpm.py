@@ -6,9 +6,18 @@ convolutions of one pixel; downsampling pads below and to the right only. UNet2D
 
 from __future__ import annotations
 
-from itertools import count, takewhile
+from itertools import takewhile
 
-from optcov.checkpoints.architecture import Architecture, Family, Part, dimension, equal_blocks, walk
+from optcov.checkpoints.architecture import (
+    MAX_BLOCKS,
+    MAX_LEVELS,
+    Architecture,
+    Family,
+    Part,
+    dimension,
+    equal_blocks,
+    walk,
+)
 from optcov.checkpoints.layout import Entry, Pointwise, State, Table, renamed, weight_and_bias
 
 RESNET = {
@@ -23,8 +32,8 @@ ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 
 def infer(state: State) -> Architecture:
     """Read the architecture off the keys of the way down."""
-    levels = list(takewhile(lambda i: f"down.{i}.block.0.conv1.weight" in state, count()))
-    blocks = [sum(f"down.{i}.block.{j}.conv1.weight" in state for j in range(len(state))) for i in levels]
+    levels = list(takewhile(lambda i: f"down.{i}.block.0.conv1.weight" in state, range(MAX_LEVELS + 1)))
+    blocks = [sum(f"down.{i}.block.{j}.conv1.weight" in state for j in range(MAX_BLOCKS + 1)) for i in levels]
     return Architecture(
         tuple(dimension(state, f"down.{i}.block.0.conv1.weight") for i in levels),
         equal_blocks(blocks),

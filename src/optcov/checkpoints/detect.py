@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from optcov.checkpoints.diffusers_models import import_diffusers, is_diffusers
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.models import ImportedModel, import_checkpoint
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -28,13 +28,14 @@ def import_model(
     All but image_size belong to the paper's networks and are refused for a model of diffusers.
     """
     path = Path(source)
-    if not (_is_hub_name(str(source), path) or (path.is_dir() and is_diffusers(path))):
-        return import_checkpoint(path, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
-    options = {"--as": name, "--head": head, "--npr": npr, "--sn": sn, "--gamma": gamma}
-    given = [option for option, value in options.items() if value is not None]
-    if given:
-        raise CheckpointError(f"{source} is a model of diffusers, which says all that itself; leave out {given[0]}")
-    return import_diffusers(source, image_size)
+    with naming(path):
+        if not (_is_hub_name(str(source), path) or (path.is_dir() and is_diffusers(path))):
+            return import_checkpoint(path, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
+        options = {"--as": name, "--head": head, "--npr": npr, "--sn": sn, "--gamma": gamma}
+        given = [option for option, value in options.items() if value is not None]
+        if given:
+            raise CheckpointError(f"it is a model of diffusers, which says all that itself; leave out {given[0]}")
+        return import_diffusers(source, image_size)
 
 
 def _is_hub_name(source: str, path: Path) -> bool:

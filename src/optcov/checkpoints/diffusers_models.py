@@ -6,10 +6,15 @@ missing with random numbers and says so in a log; here they are an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from optcov.checkpoints.files import CheckpointError, naming
+import torch
+
+from optcov.checkpoints.errors import CheckpointError, naming
+from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
 from optcov.networks import TimeArgument
 from optcov.prediction import PARAMETERISATIONS
@@ -25,6 +30,10 @@ SCHEDULERS = (
     "UniPCMultistepScheduler",
 )
 CLASSES = ("UNet2DModel", "PaperUNet")
+WEIGHTS = "diffusion_pytorch_model"  # and an ending; large ones come in several files
+MAX_JSON_BYTES = 2**24
+MAX_STEPS = 10**5
+MAX_LENGTH, MAX_LAYERS, MAX_NUMBER = 64, 64, 2**14  # of a config: beyond any network of this kind
 
 
 def is_diffusers(path: Path) -> bool:
@@ -41,21 +50,41 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
     with naming(path):
         if not path.is_dir():
             path = _download(str(name))
+        _refuse_bundle(path)
         unet = _load_unet(_folder(path, "unet", "config.json"))
         schedule, parameterisation = _read_schedule(path)
         channels = int(unet.config["in_channels"])
-        size = image_size or unet.config["sample_size"]
-        if not isinstance(size, int) or size < 1:
-            raise CheckpointError(f"its sample_size is {size}, not the side of a square image; add --image-size")
+        height, width = _sides(image_size or unet.config["sample_size"])
         return ImportedModel(
             unet=unet,
             schedule=schedule,
             time_argument=_time_argument(unet),
-            image_shape=(channels, size, size),
+            image_shape=(channels, height, width),
             source=str(name),
             learned_range=_has_learned_range(unet),
             parameterisation=parameterisation,
         )
+
+
+def _refuse_bundle(path: Path) -> None:
+    """A bundle has a network of diffusers inside, but keeps the schedule of it in its own way."""
+    if (path / "config.json").is_file():
+        config = _read_config(path / "config.json")
+        if isinstance(config, dict) and config.get("format") == "optcov-bundle":
+            raise CheckpointError("it is a bundle already; use it as it is")
+
+
+def _read_config(path: Path) -> Any:
+    if path.is_file() and path.stat().st_size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path.name} has {path.stat().st_size:,} bytes, which no config needs")
+    return read_json(path)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise CheckpointError(f"its sample_size is {str(size)[:80]}, not height and width; add --image-size")
+    return sides[0], sides[1]
 
 
 def _download(name: str) -> Path:
@@ -80,17 +109,19 @@ def _load_unet(path: Path) -> Any:
 
     from optcov.networks.paper_unet import PaperUNet
 
-    config = read_json(path / "config.json")
+    config = _read_config(path / "config.json")
     kind = config.get("_class_name") if isinstance(config, dict) else None
     if kind not in CLASSES:
         raise CheckpointError(f"config.json describes {kind!r}, which is not an unconditional {CLASSES[0]}")
     if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
         raise CheckpointError("it is conditional on a class; only unconditional networks can be imported")
     loader = PaperUNet if kind == "PaperUNet" else UNet2DModel
+    _check_size(path, config, loader)
     try:  # mismatches are let through here so that the report lists them all
-        unet, report = loader.from_pretrained(
-            path, output_loading_info=True, low_cpu_mem_usage=False, ignore_mismatched_sizes=True
-        )
+        with _quietly():
+            unet, report = loader.from_pretrained(
+                path, output_loading_info=True, low_cpu_mem_usage=False, ignore_mismatched_sizes=True
+            )
     # diffusers raises whatever its many layers raise on a damaged file
     except Exception as error:
         reason = " ".join(str(error).split())[:500]
@@ -102,7 +133,50 @@ def _load_unet(path: Path) -> Any:
     ]
     if problems:
         raise CheckpointError("; ".join(problems))
-    return unet.eval()
+    for key, weights in unet.state_dict().items():
+        if not bool(weights.isfinite().all()):
+            raise CheckpointError(f"{key} holds NaN or infinite numbers; the file is damaged")
+    return unet.float().eval()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep diffusers from telling in its log what the report tells."""
+    from diffusers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _check_size(path: Path, config: dict[str, Any], loader: Any) -> None:
+    """Refuse a config that describes more weights than the files beside it have bytes, before it is built."""
+    for name, value in config.items():
+        values = value if isinstance(value, list) else [value]
+        largest = MAX_LAYERS if name == "layers_per_block" else MAX_NUMBER
+        numbers = [number for number in values if isinstance(number, int | float)]
+        if len(values) > MAX_LENGTH or not all(abs(number) <= largest for number in numbers):
+            raise CheckpointError(f"config.json: {name[:80]} is larger than in any network")
+    try:
+        with torch.device("meta"):
+            weights = sum(parameter.numel() for parameter in loader.from_config(config).parameters())
+    # diffusers raises whatever its many layers raise on settings that do not fit each other
+    except Exception as error:
+        reason = " ".join(str(error).split())[:500]
+        raise CheckpointError(f"config.json describes no network ({type(error).__name__}: {reason})") from error
+    files = sorted(path.glob(f"{WEIGHTS}*.safetensors")) or sorted(path.glob(f"{WEIGHTS}*.bin"))
+    for file in files:
+        if file.suffix == ".bin":  # diffusers would read it as it is
+            content = read_file(file)
+            check_size(content.values() if isinstance(content, dict) else [], file.stat().st_size)
+    size = sum(file.stat().st_size for file in files)
+    if weights > size:
+        raise CheckpointError(
+            f"config.json describes {weights:,} weights, but the files of weights have {size:,} bytes"
+        )
 
 
 def _describe(problem: Any) -> str:
@@ -119,17 +193,22 @@ def _read_schedule(path: Path) -> tuple[Schedule, str]:
     folder = _folder(path, "scheduler", "scheduler_config.json")
     if not (folder / "scheduler_config.json").is_file():
         return Schedule.linear(), "epsilon"
-    config = read_json(folder / "scheduler_config.json")
+    config = _read_config(folder / "scheduler_config.json")
     kind = config.get("_class_name") if isinstance(config, dict) else None
     if kind not in SCHEDULERS:
         raise CheckpointError(f"its scheduler is {kind!r}; known are {', '.join(SCHEDULERS)}")
     parameterisation = config.get("prediction_type", "epsilon")
     if parameterisation not in PARAMETERISATIONS:
         raise CheckpointError(f"its network predicts {parameterisation!r}; known are {', '.join(PARAMETERISATIONS)}")
+    steps = config.get("num_train_timesteps", 1000)
+    if type(steps) is not int or not 1 < steps <= MAX_STEPS:
+        raise CheckpointError(f"its scheduler has {str(steps)[:80]} steps; possible are 2 to {MAX_STEPS}")
     try:
-        return Schedule.from_diffusers(getattr(diffusers, kind).from_config(config)), parameterisation
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise CheckpointError(f"its scheduler_config.json gives no schedule: {error}") from error
+        with _quietly():
+            return Schedule.from_diffusers(getattr(diffusers, kind).from_config(config)), parameterisation
+    # diffusers raises whatever settings of a wrong kind lead to
+    except Exception as error:
+        raise CheckpointError(f"its scheduler_config.json gives no schedule: {str(error)[:500]}") from error
 
 
 def _time_argument(unet: Any) -> TimeArgument:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optcov.checkpoints.architecture import Family
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.layout import State, Table, export_state, import_state
 from optcov.checkpoints.sources import Source
 from optcov.networks import Head, build_head
@@ -20,9 +20,14 @@ from optcov.networks import Head, build_head
 KINDS = ("npr", "sn")
 
 
+def keys(family: Family) -> set[str]:
+    """All keys that only a head has."""
+    return {entry.foreign for table in (family.conv_head, family.residual_head) for entry in table}
+
+
 def split(family: Family, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The keys of the trunk, and those that only a head has."""
-    own = {entry.foreign for table in (family.conv_head, family.residual_head) for entry in table}
+    own = keys(family)
     head = {key: value for key, value in state.items() if key in own}
     return {key: value for key, value in state.items() if key not in own}, head
 
@@ -88,7 +93,7 @@ def empty_head(family: Family, kind: str, unet_config: Any, channels: int) -> He
     try:
         with torch.device("meta"):
             return build_head(options)
-    except ValueError as error:
+    except (ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"no head has the structure that its keys describe ({error})") from error
 
 

@@ -1,9 +1,8 @@
 """improved-diffusion's U-Net: CIFAR10 (LS), CIFAR10 (CS) and ImageNet 64x64.
 
 Blocks are numbered along the way down (input_blocks) and up (output_blocks), with what follows a residual
-block in
-the same number: input_blocks.5.0 is a residual block, input_blocks.5.1 its attention. Time scales and shifts
-    the second norm; attention has 4 heads.
+block in the same number: input_blocks.5.0 is a residual block, input_blocks.5.1 its attention. Time scales and
+shifts the second norm; attention has 4 heads.
 """
 
 from __future__ import annotations

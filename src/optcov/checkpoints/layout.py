@@ -14,10 +14,13 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError
 
 Shape = tuple[int, ...]
 State = Mapping[str, Tensor]
+
+MAX_LISTED = 1000  # keys in an error, each cut to MAX_LENGTH characters; no network here has as many
+MAX_LENGTH = 200
 
 
 class Layout(Protocol):
@@ -123,10 +126,8 @@ def import_state(table: Table, foreign: State, empty: State) -> dict[str, Tensor
     check_keys(table, foreign, empty)
     result: dict[str, Tensor] = {}
     for entry in table:
-        values = foreign[entry.foreign]
-        if not values.is_floating_point():
-            raise CheckpointError(f"{entry.foreign} holds {values.dtype}, not floating-point numbers")
-        for name, part in zip(entry.ours, entry.layout.to_ours(values), strict=True):
+        parts = entry.layout.to_ours(foreign[entry.foreign])
+        for name, part in zip(entry.ours, parts, strict=True):
             # a copy: the file is only mapped into memory, and may change after the import
             result[name] = torch.empty(part.shape, dtype=torch.float32).copy_(part)
             if not bool(result[name].isfinite().all()):
@@ -143,7 +144,7 @@ def export_state(table: Table, ours: State) -> dict[str, Tensor]:
 
 
 def check_keys(table: Table, foreign: State, empty: State) -> None:
-    """Raise a CheckpointError that lists every key which is missing, unexpected or of the wrong shape."""
+    """Raise a CheckpointError that lists every key which is missing, unexpected, or of a wrong shape or type."""
     expected = {entry.foreign: _shape(entry, empty) for entry in table}
     wrong = [
         f"{key} has shape {tuple(foreign[key].shape)} instead of {shape}"
@@ -154,6 +155,11 @@ def check_keys(table: Table, foreign: State, empty: State) -> None:
         *_listing("missing", [key for key in expected if key not in foreign]),
         *_listing("unexpected", [key for key in foreign if key not in expected]),
         *_listing("mis-shaped", wrong),
+        *(
+            f"{key} holds {foreign[key].dtype}, not floating-point numbers"
+            for key in expected
+            if key in foreign and not foreign[key].is_floating_point()
+        ),
     ]
     if problems:
         raise CheckpointError("; ".join(problems))
@@ -164,5 +170,7 @@ def _shape(entry: Entry, empty: State) -> Shape:
 
 
 def _listing(what: str, keys: Iterable[str]) -> list[str]:
-    listed = list(keys)
-    return [f"{len(listed)} {what} keys: {', '.join(listed)}"] if listed else []
+    found = list(keys)
+    listed = [key[:MAX_LENGTH] for key in found[:MAX_LISTED]]
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    return [f"{len(found)} {what} keys: {', '.join(listed)}{more}"] if found else []

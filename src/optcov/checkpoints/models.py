@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,18 @@ from torch import Tensor
 
 from optcov.checkpoints import heads as head_files
 from optcov.checkpoints.architecture import Architecture, Family, unet_config
-from optcov.checkpoints.files import CheckpointError, naming, read_file
+from optcov.checkpoints.errors import CheckpointError, naming
+from optcov.checkpoints.files import check_size, read_file, weights_file
 from optcov.checkpoints.layout import State, check_keys, export_state, import_state
 from optcov.checkpoints.sources import FAMILIES, Source, find_family, find_source
 from optcov.checkpoints.wrappers import unwrap
 from optcov.networks import Head, TimeArgument
 from optcov.schedule import Schedule
 
+# settings of a network that its authors' keys need not know
+_FREE = frozenset({"sample_size", "dropout", "time_shift", "time_scale", "num_train_timesteps"})
+_CONSTANTS = frozenset(name for family in FAMILIES for name in family.constants)
+_HEADS = frozenset(key for family in FAMILIES for key in head_files.keys(family))
 GAMMA_GRID = 1000  # the authors measure a continuous network at the times n / 1000
 
 
@@ -98,8 +104,9 @@ def import_checkpoint(
 
 def read_state(path: Path) -> tuple[Family, dict[str, Tensor]]:
     """The family and the state_dict of a file, without wrappers and without the family's constants."""
-    constants = {name for family in FAMILIES for name in family.constants}
-    state = unwrap(read_file(path), constants)
+    file = weights_file(path)
+    state = unwrap(read_file(file), _CONSTANTS, _HEADS)
+    check_size(state.values(), file.stat().st_size)
     family = find_family(state)
     return family, {key: value for key, value in state.items() if key not in family.constants}
 
@@ -109,8 +116,10 @@ def read_gamma(path: Path, schedule: Schedule) -> Tensor:
     with naming(path):
         content = read_file(path)
         steps = schedule.steps or GAMMA_GRID
-        if not isinstance(content, Tensor) or content.shape != (steps + 1,):
-            shape = tuple(content.shape) if isinstance(content, Tensor) else type(content).__name__
+        if not isinstance(content, Tensor) or content.shape != (steps + 1,) or not content.is_floating_point():
+            shape = (
+                f"{tuple(content.shape)}, {content.dtype}" if isinstance(content, Tensor) else type(content).__name__
+            )
             raise CheckpointError(
                 f"Gamma must be an array of {steps + 1} numbers, one per time 0..{steps}; this is {shape}"
             )
@@ -148,12 +157,27 @@ def export_checkpoint(unet: Any, head: Head | None = None) -> dict[str, Tensor]:
 
 
 def _family_of(unet: Any) -> Family:
+    """Whose network this is, judged by every setting that changes what it computes."""
+    from optcov.networks.paper_unet import PaperUNet
+
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(PaperUNet.__init__).parameters.items()
+        if name != "self"
+    }
     for family in FAMILIES:
-        if all(unet.config.get(name) == value for name, value in family.config.items()):
+        expected = defaults | unet_config(family, _plan_of(unet), 0)
+        if all(_same(unet.config.get(name, value), value) for name, value in expected.items() if name not in _FREE):
             return family
     raise CheckpointError(
         f"this {type(unet).__name__} is none of the paper's networks, so nobody's keys fit it; "
         f"save it by diffusers' save_pretrained"
+    )
+
+
+def _same(first: Any, second: Any) -> bool:
+    return bool(
+        (list(first) if isinstance(first, tuple) else first) == (list(second) if isinstance(second, tuple) else second)
     )
 
 
@@ -197,5 +221,7 @@ def _head_of_other_file(path: Path, family: Family, trunk: State, unet: Any, cha
             raise CheckpointError(f"its keys are those of {found.name}, but the network is of {family.name}")
         other, head_state = head_files.split(family, state)
         check_keys(family.table(_plan_of(unet)), other, unet.state_dict())
+        if not head_state:
+            raise CheckpointError("it holds no head beside the network")
         head_files.check_trunks_agree(trunk, other)
         return head_files.import_head(family, head_state, unet, channels)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optcov.checkpoints.architecture import Architecture, Family, dimension, equal_blocks, walk
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.layout import Entry, State, Table, Transposed, renamed, weight_and_bias
 
 RESNET = {

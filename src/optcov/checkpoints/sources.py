@@ -13,7 +13,7 @@ from typing import final
 
 from optcov.checkpoints.architecture import Architecture, Family
 from optcov.checkpoints.ddpm import DDPM
-from optcov.checkpoints.files import CheckpointError
+from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.improved_diffusion import IMPROVED_DIFFUSION
 from optcov.checkpoints.layout import State
 from optcov.checkpoints.ncsnpp import NCSNPP
@@ -140,10 +140,13 @@ def find_family(state: State) -> Family:
 
 
 def find_source(family: Family, plan: Architecture, name: str | None) -> Source:
-    """Which of the paper's networks this is: by name if one is given, else the only one that fits."""
-    if name is not None:
-        return _named(name, family)
+    """Which of the paper's networks this is: by name if one is given, else the only one that fits.
+
+    A name may also say how a network that is none of the paper's was trained, but not contradict the keys.
+    """
     fitting = [source for source in SOURCES.values() if source.fits(family, plan)]
+    if name is not None:
+        return _named(name, family, fitting)
     if len(fitting) == 1:
         return fitting[0]
     related = fitting or [source for source in SOURCES.values() if source.family is family]
@@ -153,12 +156,27 @@ def find_source(family: Family, plan: Architecture, name: str | None) -> Source:
     )
 
 
-def _named(name: str, family: Family) -> Source:
-    if name not in SOURCES:
-        raise CheckpointError(f"unknown network {name!r}; choose one of {', '.join(SOURCES)}")
-    source = SOURCES[name]
+def _named(name: str, family: Family, fitting: list[Source]) -> Source:
+    source = by_name(name)
     if source.family is not family:
         raise CheckpointError(
-            f"--as {name} is a network of {source.family.name}, but its keys are those of {family.name}"
+            f"--as {source.name} is a network of {source.family.name}, but its keys are those of {family.name}"
         )
+    if fitting and source not in fitting:
+        found = " or ".join(other.name for other in fitting)
+        raise CheckpointError(f"--as {source.name} has other widths and blocks; its keys are those of {found}")
     return source
+
+
+def by_name(name: str) -> Source:
+    """The one source whose name or title begins so, however it is punctuated: cifar10_ls, CIFAR10 (LS), lsun."""
+    asked = _letters(name)
+    names = {source.name: (_letters(source.name), _letters(source.title)) for source in SOURCES.values()}
+    meant = [key for key, known in names.items() if asked and any(other.startswith(asked) for other in known)]
+    if len(meant) != 1:
+        raise CheckpointError(f"unknown network {name[:80]!r}; choose one of {', '.join(SOURCES)}")
+    return SOURCES[meant[0]]
+
+
+def _letters(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

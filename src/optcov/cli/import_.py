@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,14 @@ def command(
     image_size: int | None = typer.Option(None, help="Height and width, if the keys do not tell.", min=1),
 ) -> None:
     """Import a pretrained network, with its heads and the paper's settings."""
+    from rich.markup import escape
+
     from optcov.bundle.imported import bundle_of
     from optcov.checkpoints import import_model
+    from optcov.checkpoints.errors import printable
 
+    if printable(str(out)) != str(out):
+        raise ValueError(f"--out {printable(str(out))} has characters that weights cannot be read under; rename it")
     model = import_model(file, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
     bundle = bundle_of(model)
     bundle.save(out)
@@ -42,7 +48,7 @@ def command(
         "imported",
         ("", "found"),
         [
-            ("network", model.source),
+            ("network", escape(printable(model.source))),
             ("weights", f"{weights:,}"),
             ("images", "x".join(map(str, model.image_shape))),
             ("schedule", repr(model.schedule)),
@@ -51,7 +57,7 @@ def command(
             ("Gamma", "yes" if model.mean_square_noise is not None else "no"),
         ],
     )
-    finish(out, f"optcov sample {out} --method {_suggestion(bundle)!r} --steps 25")
+    finish(out, f"optcov sample {shlex.quote(str(out))} --method {_suggestion(bundle)!r} --steps 25")
 
 
 def _suggestion(bundle: Bundle) -> str:

@@ -87,7 +87,7 @@ class PaperUNet(UNet2DModel):  # type: ignore[misc]
                 if resample_shortcut and (module.up or module.down):
                     module.conv_shortcut = nn.Conv2d(module.in_channels, module.out_channels, kernel_size=1)
             elif isinstance(module, nn.GroupNorm) and channels_per_group is not None:
-                module.num_groups = min(module.num_channels // channels_per_group, norm_num_groups)
+                module.num_groups = _groups(name, module.num_channels, channels_per_group, norm_num_groups)
 
 
 _OWN_SETTINGS = (
@@ -99,6 +99,13 @@ _OWN_SETTINGS = (
     "time_shift",
     "time_scale",
 )
+
+
+def _groups(name: str, channels: int, per_group: int, largest: int) -> int:
+    groups = min(channels // per_group, largest)
+    if groups < 1 or channels % groups:
+        raise ValueError(f"the {channels} channels of {name} cannot be normalised in {groups} groups")
+    return groups
 
 
 def _keep_last_attention(up_blocks: nn.ModuleList) -> None:
