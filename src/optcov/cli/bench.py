@@ -32,12 +32,10 @@ def command(
         return
     print_table(
         f"ratios of medians of {rounds} rounds in turns, batch {batch_size}",
-        ("benchmark", "ours", "against", "ratio", "ms", "ms", "peak, MB"),
+        ("ours / against", "ratio", "ms", "ms", "peak, MB"),
         [
             (
-                result.name,
-                result.ours,
-                result.theirs,
+                f"{result.name}: {result.ours} / {result.theirs}",
                 f"{result.ratio:.3f} ± {result.error:.3f}",
                 f"{1000 * result.ours_seconds:.1f}",
                 f"{1000 * result.theirs_seconds:.1f}",

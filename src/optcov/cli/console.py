@@ -53,7 +53,9 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*[str(cell) for cell in row])
-    output.print(table)
+    # a number that is cut off is worse than a long line
+    needed = output.measure(table, options=output.options.update(width=10_000)).maximum
+    output.print(table, width=max(output.width, needed), crop=False)
 
 
 def finish(path: Path, next_command: str | None = None) -> None:
