@@ -60,7 +60,7 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(monkeypatch, capsys):
 
 def test_the_mixture_demo_writes_a_picture_and_numbers(tmp_path):
     out = tmp_path / "demo.png"
-    result = runner.invoke(app, ["demo", "--out", str(out), "--json", "--points", "200"])
+    result = runner.invoke(app, ["demo", "--mixture", "--out", str(out), "--json", "--points", "200"])
     assert result.exit_code == 0, result.output
     assert out.read_bytes().startswith(b"\x89PNG")
     rows = {row["method"]: row for row in json.loads(result.stdout)["rows"]}
