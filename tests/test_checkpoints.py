@@ -113,8 +113,9 @@ def test_exported_sigmas_are_the_constant_of_score_sde(tmp_path):
     assert torch.allclose(sigmas[1:] / sigmas[:-1], sigmas[1] / sigmas[0])
 
 
-def test_a_converted_network_saves_and_loads_by_diffusers(tmp_path):
-    model = imported(tmp_path, golden_state(VP_SDE))
+@pytest.mark.parametrize("network", [CIFAR10, IMAGENET, CELEBA, VP_SDE])
+def test_a_converted_network_saves_and_loads_by_diffusers(tmp_path, network):
+    model = imported(tmp_path, golden_state(network), **CASES[network][1])
     model.unet.save_pretrained(tmp_path / "unet")
     loaded = PaperUNet.from_pretrained(tmp_path / "unet").eval()
     x = golden_input(32)

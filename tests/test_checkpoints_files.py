@@ -156,6 +156,16 @@ def test_bytes_changed_at_random_never_give_anything_but_a_refusal_or_tensors(tm
             continue
 
 
+def test_a_single_bit_turned_in_a_weight_is_noticed(tmp_path):
+    torch.save(STATE, tmp_path / "model.pth")
+    content = bytearray((tmp_path / "model.pth").read_bytes())
+    place = content.find(STATE["a.weight"].numpy().tobytes())
+    content[place + 5] ^= 1
+    (tmp_path / "model.pth").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"the archive is damaged \(.*/data/0 does not have its checksum\)"):
+        read_file(tmp_path / "model.pth")
+
+
 def test_missing_and_empty_files_say_so(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such file"):
         read_file(tmp_path / "model.pth")
