@@ -74,7 +74,7 @@ def measure(repeats: int, loop_steps: int) -> None:
         eps = seeded_noise(schedule, 0, range(BATCH), SHAPE, torch.float32)(T)
         seen = observe(process, images, T, eps)
         column = sums.column(T - 1)
-        column.add(seen, eps.double(), group)
+        column.add(seen, eps, group)
         columns.append(column)
 
     def finish() -> None:

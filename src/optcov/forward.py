@@ -13,6 +13,8 @@ process. No difference of nearly equal numbers occurs, and s = 0 is no special c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Real
 from typing import final
 
 import torch
@@ -65,28 +67,34 @@ class ForwardProcess:
 
     def bridge(self, t: Time, s: Time) -> Bridge:
         """Coefficients of the step from time t down to time s, 0 <= s < t."""
-        schedule = self.schedule
-        t, s = schedule.check_times(t), schedule.check_times(s)
-        if t.ndim and s.ndim and t.shape != s.shape:
-            raise ValueError(f"t has {len(t)} times and s has {len(s)}; pass one of each per sample, or a number")
-        if bool((s >= t).any()):
-            raise ValueError(
-                f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap or change them"
-            )
-        log_ratio = schedule.log_snr(t) - schedule.log_snr(s)
-        new_share, old_share = (
-            -torch.expm1(log_ratio),
-            torch.exp(log_ratio),
-        )  # c and 1 - c, neither by subtraction
-        kept = (1 - self.eta**2) + self.eta**2 * old_share  # 1 - eta^2 c
-        beta_bar_s = schedule.beta_bar(s)
-        # 1 - sqrt(p) = (1 - p) / (1 + sqrt(p)) with p = (1 - c)(1 - eta^2 c), so that 1 - p = c + eta^2 c (1 - c)
-        lost = new_share * (1 + self.eta**2 * old_share) / (1 + (old_share * kept).sqrt())
-        return Bridge(
-            clean_weight=schedule.alpha_bar(s).sqrt() * lost,
-            noisy_weight=(beta_bar_s / schedule.beta_bar(t)).sqrt() * kept.sqrt(),
-            variance=self.eta**2 * beta_bar_s * new_share,
+        if isinstance(t, Real) and isinstance(s, Real):
+            return _remembered_bridge(self, t, s)  # a step asks for it twice, and every batch again
+        return _bridge(self, t, s)
+
+
+def _bridge(forward: ForwardProcess, t: Time, s: Time) -> Bridge:
+    schedule, eta = forward.schedule, forward.eta
+    t, s = schedule.check_times(t), schedule.check_times(s)
+    if t.ndim and s.ndim and t.shape != s.shape:
+        raise ValueError(f"t has {len(t)} times and s has {len(s)}; pass one of each per sample, or a number")
+    if bool((s >= t).any()):
+        raise ValueError(
+            f"a step goes from t down to s < t, but got t = {t.tolist()} and s = {s.tolist()}; swap or change them"
         )
+    log_ratio = schedule.log_snr(t) - schedule.log_snr(s)
+    new_share, old_share = -torch.expm1(log_ratio), torch.exp(log_ratio)  # c and 1 - c, neither by subtraction
+    kept = (1 - eta**2) + eta**2 * old_share  # 1 - eta^2 c
+    beta_bar_s = schedule.beta_bar(s)
+    # 1 - sqrt(p) = (1 - p) / (1 + sqrt(p)) with p = (1 - c)(1 - eta^2 c), so that 1 - p = c + eta^2 c (1 - c)
+    lost = new_share * (1 + eta**2 * old_share) / (1 + (old_share * kept).sqrt())
+    return Bridge(
+        clean_weight=schedule.alpha_bar(s).sqrt() * lost,
+        noisy_weight=(beta_bar_s / schedule.beta_bar(t)).sqrt() * kept.sqrt(),
+        variance=eta**2 * beta_bar_s * new_share,
+    )
+
+
+_remembered_bridge = lru_cache(maxsize=4096)(_bridge)
 
 
 def first_step_variance(schedule: Schedule) -> Tensor:
