@@ -265,6 +265,18 @@ def test_what_the_keys_do_not_tell_must_be_said(tmp_path, network, options, reas
     assert str(tmp_path / "model.pth") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sn.pth", "sn"), ("cifar10_LS-NPR.pth", "npr"), ("snapshot.pth", None), ("sn_npr.pth", None)]
+)
+def test_a_word_of_the_files_name_tells_which_head_it_holds(tmp_path, name, kind):
+    torch.save(golden_state(CIFAR10_HEAD), tmp_path / name)
+    if kind is None:
+        with pytest.raises(CheckpointError, match="do not say which one"):
+            import_checkpoint(tmp_path / name, "cifar10-ls")
+    else:
+        assert list(import_checkpoint(tmp_path / name, "cifar10-ls").heads) == [kind]
+
+
 @pytest.mark.parametrize("network", [CIFAR10, CELEBA, VP_SDE])
 def test_every_key_is_accounted_for(tmp_path, network):
     options = CASES[network][1]

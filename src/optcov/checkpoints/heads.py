@@ -5,6 +5,7 @@ Both end linearly. The keys say whether a head has a residual block, but not wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,14 +39,20 @@ def structure(family: Family, head: State) -> str:
     return "residual" if any(key in only_residual for key in head) else "conv"
 
 
-def which(source: Source, found: str, asked: str | None) -> str:
-    """Whether a head is "npr" or "sn": as asked, or by its structure where the paper's two heads differ."""
+def which(source: Source, found: str, asked: str | None, file_name: str = "") -> str:
+    """Whether a head is "npr" or "sn": as asked, by its structure where the two differ, or by the file name.
+
+    A name tells only by a word of its own, as in sn.pth or cifar10_ls-npr.pth.
+    """
     if asked is not None:
         if asked not in KINDS:
             raise CheckpointError(f"unknown head {asked!r}; choose one of {', '.join(KINDS)}")
         return asked
     if source.sn_head == "residual":  # then the two heads differ in structure
         return "sn" if found == "residual" else "npr"
+    told = set(re.split(r"[^a-z0-9]+", file_name.lower())) & set(KINDS)
+    if len(told) == 1:
+        return told.pop()
     raise CheckpointError(
         "it holds a head beside the network, and its keys do not say which one; add --head npr or --head sn"
     )

@@ -80,7 +80,7 @@ def import_checkpoint(
         unet = build_unet(family, plan, source, size, trunk)
         heads = {}
         if head_state:
-            kind = head_files.which(source, head_files.structure(family, head_state), head)
+            kind = head_files.which(source, head_files.structure(family, head_state), head, path.name)
             heads[kind] = head_files.import_head(family, head_state, unet, channels)
         elif head is not None:
             raise CheckpointError(f"--head {head} was given, but the file holds no head beside the network")
