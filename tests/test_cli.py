@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from optcov.cli import COMMANDS, app, main
+from optcov import cli
+from optcov.cli import COMMANDS, TASKS, app, main
 
 runner = CliRunner()
 
@@ -16,22 +18,49 @@ runner = CliRunner()
 def test_help_lists_every_command_and_fits_a_screen():
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
-    for name in COMMANDS:
-        assert name.rstrip("_") in result.output
-    assert len(result.output.splitlines()) <= 50
+    for task, commands in TASKS.items():
+        assert task in result.output
+        for name, what in commands.items():
+            assert f"{name:11} {what}\n" in result.output
+    lines = result.output.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_without_a_command_there_is_help():
+    result = runner.invoke(app, [])
+    assert result.exit_code == 0
+    assert "optcov demo" in result.output
+
+
+def test_an_unknown_command_is_a_users_mistake():
+    result = runner.invoke(app, ["nothing"])
+    assert result.exit_code == 2
+    assert "No such command 'nothing'" in result.output
+
+
+def test_every_file_of_a_command_is_in_the_help():
+    files = {path.stem.rstrip("_") for path in Path(cli.__file__).parent.glob("*.py")}
+    assert files - {"__init", "console", "sweeping"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name):
-    result = runner.invoke(app, [name.rstrip("_"), "--help"])
+    result = runner.invoke(app, [name, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.output
 
 
-def test_help_does_not_wait_for_torch():
-    code = "import sys; from optcov.cli import app; print('torch' in sys.modules, 'diffusers' in sys.modules)"
+@pytest.mark.parametrize("words", [[], ["sample"], ["fit"]])
+def test_help_does_not_wait_for_torch(words):
+    heavy = "('torch', 'diffusers', 'matplotlib', 'accelerate', 'numpy')"
+    code = (
+        f"import sys; from optcov.cli import app; app({[*words, '--help']}, standalone_mode=False); "
+        f"print(*[name in sys.modules for name in {heavy}], file=sys.stderr)"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["False", "False"]
+    assert shown.stderr.split() == ["False"] * 5
+    assert "Usage" in shown.stdout
 
 
 def test_importing_the_package_does_not_wait_for_diffusers():

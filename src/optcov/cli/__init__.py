@@ -1,7 +1,7 @@
 """The command line: only parses and prints; each command drains an iterator from below.
 
-One file per command, with a function `command`. A file imports typer at its top and everything heavy inside the
-function, so that `optcov --help` does not wait for torch.
+One file per command, with a function `command`, imported when it is asked for. A file imports typer at its top and
+everything heavy inside the function, so that neither `optcov --help` nor `optcov COMMAND --help` waits for torch.
 """
 
 from __future__ import annotations
@@ -9,53 +9,83 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
-from optcov.cli.console import errors
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-START, USE, MAKE = "Start here", "Use a model", "Make a model"
-
-COMMANDS = {  # file name -> heading under which the help lists it
-    "demo": START,
-    "info": USE,
-    "frechet": USE,
-    "data": MAKE,
-    "sample": USE,
-    "bpd": USE,
-    "trajectory": USE,
-    "table": USE,
-    "report": USE,
-    "bench": MAKE,
-    "train": MAKE,
-    "fit": MAKE,
-    "import_": MAKE,
+TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command -> what it does, in a few words
+    "See what it does": {
+        "demo": "the methods side by side on the embedded model, and their bits/dim",
+        "info": "what a bundle holds: network, schedule, heads, calibration, sizes",
+    },
+    "Use a model that you have": {
+        "fit": "heads for the covariance, on your frozen network: makes a bundle",
+        "import": "one of the paper's checkpoints, or a diffusers model, as a bundle",
+        "sample": "images by any method; --compare and --variance-map make pictures",
+        "bpd": "bits/dim of images, for every covariance and number of steps",
+        "trajectory": "the times that make the bound least, kept in the bundle",
+    },
+    "Train one, and measure": {
+        "data": "fetch Fashion-MNIST or CIFAR-10, verified by checksum",
+        "train": "a noise predictor from images, resumable",
+        "frechet": "the distance between two sets of images, or samples",
+        "table": "a table of the paper on your bundle, beside the paper's numbers",
+        "report": "tables, samples, uncertainty and calibration on one HTML page",
+        "bench": "the speed of everything, as ratios within one run",
+    },
 }
+COMMANDS = [name for commands in TASKS.values() for name in commands]
+SUMMARY = "The optimal covariance of the reverse steps of a diffusion model you have."
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
+class TaskGroup(TyperGroup):
+    """Lists commands by task on one screen, and imports the file of a command when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands, in the order of the help."""
+        return COMMANDS
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import the file of a command; None if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"optcov.cli.{'import_' if cmd_name == 'import' else cmd_name}")
+        alone = typer.Typer(add_completion=False, context_settings=SETTINGS)
+        alone.command(cmd_name)(module.command)
+        return typer.main.get_command(alone)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help that starts from tasks."""
+        lines = ["Usage: optcov COMMAND [OPTIONS]", "", SUMMARY, ""]
+        for task, commands in TASKS.items():
+            lines += [task, *(f"  {name:11} {what}" for name, what in commands.items())]
+        lines += ["", "Start by: optcov demo. Each command explains itself, as in: optcov sample --help"]
+        formatter.write("\n".join(lines) + "\n")
+
 
 app = typer.Typer(
     name="optcov",
-    help="The optimal reverse covariance of a diffusion model you already have: better samples in few steps, "
-    "tighter likelihoods, per-pixel uncertainty.",
-    no_args_is_help=True,
+    cls=TaskGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """Hold the options that belong to no command."""
-    if version:
-        from optcov import __version__
+def root(
+    ctx: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+) -> None:
+    """Hold the options that belong to no command; without a command, help."""
+    from optcov import __version__
 
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-for _name, _panel in COMMANDS.items():
-    _module = importlib.import_module(f"optcov.cli.{_name}")
-    app.command(_name.rstrip("_"), rich_help_panel=_panel)(_module.command)
+    if version or ctx.invoked_subcommand is None:
+        typer.echo(__version__ if version else ctx.get_help())
 
 
 def main() -> None:
@@ -68,5 +98,7 @@ def main() -> None:
     except ValueError as error:
         if os.environ.get("OPTCOV_TRACEBACK"):
             raise
+        from optcov.cli.console import errors
+
         errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
