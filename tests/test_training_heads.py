@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from optcov import Bridge, ForwardProcess, Schedule, oracle
 from optcov.forward import range_ends
 from optcov.gaussian import Diagonal, Gaussian, Isotropic, kl_divergence
-from optcov.networks import Backbone, ConvHead, HeadedNetwork, fingerprint
+from optcov.networks import Backbone, ConvHead, DenseHead, HeadedNetwork, fingerprint
 from optcov.training import (
     Batches,
     HeadObjective,
@@ -27,10 +29,10 @@ from optcov.training import (
     time_grid,
     train_heads,
 )
-from optcov.training.closed_form import design, fit_gamma, fit_least_squares
+from optcov.training.closed_form import Rows, design, fit_gamma, fit_least_squares
 from optcov.training.objectives import look
 from optcov.training.stage2 import FeatureStream
-from optcov.training.targets import TARGETS
+from optcov.training.targets import TARGETS, Regression
 from test_training import images, tiny_network
 
 
@@ -124,6 +126,27 @@ def test_the_mse_fit_equals_its_normal_equations():
         assert torch.allclose(x @ ours[:, None], x @ exact, atol=1e-5)
         error = (weight * (y - (x @ exact).squeeze(1)).square()).sum() / weight.sum()
         assert reports[name].losses[0] == pytest.approx(float(error), rel=1e-6)
+
+
+def test_a_start_that_overflows_gives_way_to_a_fresh_head():
+    """One target in a hundred is 1e36 times the others: the regression of logarithms lies too far below it."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.where(torch.rand(4096, 1, generator=generator) < 0.01, 1e25, 1e-11)
+    features = torch.randn(4096, 3, generator=generator)
+    rows = [
+        Rows(features, torch.zeros(4096, 1), torch.ones(4096), torch.zeros(4096), {"npr": Regression.plain(target)})
+    ]
+    report = fit_gamma(lambda: rows, {"npr": DenseHead(3, 1)}, passes=40)["npr"]
+    assert all(math.isfinite(loss) for loss in report.losses)
+    assert report.losses == tuple(sorted(report.losses, reverse=True))
+    assert not report.converged  # and it does not claim what it did not reach
+
+
+def test_a_fit_of_values_that_are_not_finite_says_so():
+    broken = Regression.plain(torch.full((8, 1), math.nan))
+    rows = [Rows(torch.randn(8, 3), torch.zeros(8, 1), torch.ones(8), torch.zeros(8), {"npr": broken})]
+    with pytest.raises(TrainingError, match="not finite"):
+        fit_gamma(lambda: rows, {"npr": DenseHead(3, 1)})
 
 
 @pytest.mark.parametrize("kind", ["conv", "timed"])

@@ -58,7 +58,8 @@ def load_unet(directory: Path) -> nn.Module:
         module: nn.Module = unet_class(**options)
         return module
 
-    return _build_and_fill(build, tensors, path, directory / UNET_WEIGHTS)
+    unet = _build_and_fill(build, tensors, path, directory / UNET_WEIGHTS)
+    return unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
 
 
 def _unet_classes(name: Any, path: Path | None = None) -> Any:

@@ -56,7 +56,7 @@ Reduce = Callable[[Tensor], Tensor]  # sum over processes
 class FitReport:
     """How a closed-form fit went."""
 
-    losses: tuple[float, ...]  # mean over pixels of y / g + log g, or of the weighted squared error, by pass
+    losses: tuple[float, ...]  # lowest so far of the mean over pixels of y / g + log g, or the squared error, by pass
     converged: bool
 
 
@@ -71,13 +71,15 @@ def fit_gamma(
 
     A head has converged when a full step promises to lower its mean deviance by less than the tolerance, in nats.
     """
+    if passes < 2:
+        raise ValueError(f"passes = {passes} is too few: the first only judges the start; use 2 or more")
     grams, starts = _gram_pass(stream, heads, reduce)
     scorings = {name: _Scoring(starts[name], Solver(grams[name]), tolerance) for name in heads}
     for _ in range(passes):
         weights = {name: scoring.candidate for name, scoring in scorings.items()}
         for name, sums in _score_pass(stream, heads, weights, reduce).items():
             scorings[name].update(*sums)
-        if all(scoring.converged for scoring in scorings.values()):
+        if all(scoring.finished for scoring in scorings.values()):
             break
     for name, scoring in scorings.items():
         store(heads[name], scoring.weights)
@@ -269,22 +271,31 @@ class _Scoring:
         self.damping = 0.25
         self.history: list[float] = []
         self.lowest = float("inf")
-        self.converged = False
+        self.converged = self.finished = False
 
     def update(self, deviance: float, gradient: Tensor, count: float) -> None:
         """Take note of the mean deviance and the gradient at the candidate, and choose the next one."""
-        if self.converged:
+        if self.finished:
             return
-        self.history.append(deviance)
-        if deviance <= self.lowest:  # false for NaN, which an overshooting step can give
-            self.damping = min(1.0, 1.5 * self.damping) if len(self.history) > 1 else self.damping
+        if deviance < self.lowest:  # false for NaN, which an overshooting step can give
+            self.damping = min(1.0, 1.5 * self.damping) if self.history else self.damping
             self.weights, self.lowest = self.candidate, deviance
             self.step = self.solve(gradient)
-            self.converged = float((gradient * self.step).sum()) / (2 * count) < self.tolerance
+            self.converged = self.finished = float((gradient * self.step).sum()) / (2 * count) < self.tolerance
+        elif not self.history:
+            self._start_over()
+            return
         else:
             self.damping /= 2
-            self.converged = self.damping < 1e-4  # only rounding is left to gain
+            self.finished = self.damping < 1e-4  # no step however short helps
+        self.history.append(self.lowest)
         self.candidate = self.weights + self.damping * self.step
+
+    def _start_over(self) -> None:
+        """Begin with a fresh head, which returns its base: the start is a regression of logarithms and can overflow."""
+        if not bool(self.candidate.any()):
+            raise TrainingError("the loss of a fresh head is not finite; check the backbone's predictions and the data")
+        self.weights = self.candidate = torch.zeros_like(self.candidate)
 
 
 def _as_rows(x: Tensor) -> Tensor:

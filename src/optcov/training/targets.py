@@ -90,13 +90,14 @@ def npr_target(situation: Situation) -> Regression:
 def range_target(situation: Situation) -> Regression:
     """The second moment of x_s about the detached mean, one step (1, or 1/1000 of continuous time) down.
 
-    In continuous time the samples with t below one step have no such s and are left out.
+    In continuous time the last step starts anywhere between one and two steps, and samples below are left out: between
+    0 and one step beta-tilde(s | t) goes to 0, and its logarithm with it.
     """
     forward, times = situation.forward, situation.batch.times
     unit = 1 if forward.schedule.steps else 1e-3
     usable = times >= unit
     t = torch.where(usable, times, 2 * torch.full_like(times, unit))
-    s = torch.where(t - unit > 1e-9, t - unit, torch.zeros_like(t))
+    s = torch.where(t >= 2 * unit, t - unit, torch.zeros_like(t))
     bridge = forward.bridge(t, s)
     low, high = range_ends(forward, t, s)
     # x_0 - x0_hat = -sqrt(beta_bar / alpha_bar) (eps - eps_hat)
