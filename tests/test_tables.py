@@ -17,7 +17,7 @@ from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.metrics import Extractor
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
-from optcov.tables.cells import Result
+from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge
 from optcov.tables.normalised import normalised_steps, search_steps
 from optcov.tables.render import comma_separated, latex, markdown, write_table
@@ -67,12 +67,9 @@ def counting(calls: list[str], fail_at: int | None = None):  # type: ignore[no-u
     return compute
 
 
-def plan_of(numbers: list[int]) -> Generator[Cell, Result, int]:
-    total = 0
-    for number in numbers:
-        result = yield Cell("test", {"number": number}, 1.0, f"cell {number}")
-        total += result["number"]
-    return total
+def plan_of(numbers: list[int]) -> Plan[int]:
+    results = yield from gather({number: Cell("test", {"number": number}, 1.0, f"cell {number}") for number in numbers})
+    return sum(result["number"] for result in results.values())
 
 
 def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> None:
@@ -87,6 +84,21 @@ def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> No
     assert again.table == 6
     assert calls == ["cell 1", "cell 2", "cell 3", "cell 3"]
     assert (last.found, last.computed, last.done) == (2, 1, 3.0)
+
+
+def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optcov.tables.cells.WAIT", 0.0)
+    calls: tuple[list[str], list[str]] = ([], [])
+    runs = [TableRun(plan_of([1, 2, 3]), 3.0, CellStore(tmp_path), counting(mine)) for mine in calls]
+    steps = [iter(run) for run in runs]
+    next(steps[0])  # is at cell 1, and holds it
+    other = [next(steps[1]).label for _ in range(4)]
+    assert other == ["cell 2", "cell 2", "cell 3", "cell 3"]
+    for iterator in steps:
+        list(iterator)
+    assert calls == (["cell 1"], ["cell 2", "cell 3"])
+    assert [run.table for run in runs] == [6, 6]
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_progress_tells_the_time_left(tmp_path: Path) -> None:
@@ -152,6 +164,55 @@ def test_tables_share_cells_in_a_directory(fid: tuple[Path, TableResult]) -> Non
     assert last.found == 12  # six rows of ours at two lengths
     assert last.computed == 9  # five of diffusers, of which one cannot do 3 steps of 1000
     assert {row.group for row in run.table.sections[0].rows} == {"ours", "diffusers"}
+
+
+def test_rows_and_steps_can_be_chosen_and_keep_their_cells(fid: tuple[Path, TableResult]) -> None:
+    directory, whole = fid
+    run = table_run("fid", evaluation(methods=["sn-ddim", "SN-DPM", "Euler-Maruyama"], steps=[4]), directory)
+    assert list(run)[-1].computed == 0
+    discrete, continuous = run.table.sections
+    assert [row.name for row in (*discrete.rows, *continuous.rows)] == ["SN-DDIM", "Euler-Maruyama", "SN-DPM"]
+    assert discrete.columns == ("K = 4",)
+    wanted = next(row for row in whole.sections[0].rows if row.name == "SN-DDIM").entries[1]
+    assert discrete.rows[0].entries[0].value == wanted.value
+    with pytest.raises(ValueError, match="unknown method 'SN'; choose one of"):
+        evaluation(methods=["SN"])
+    with pytest.raises(ValueError, match="no row of this table was chosen"):
+        drained(table_run("fid", evaluation(methods=["Improved DDPM"]), directory))
+
+
+def test_a_choice_of_bpd_rows_does_not_sweep_again(tmp_path: Path) -> None:
+    drained(table_run("bpd", evaluation(), tmp_path))
+    run = table_run("bpd", evaluation(methods=["NPR-DDPM", "isotropic NPR-DDPM"], steps=[5]), tmp_path)
+    assert list(run)[-1].computed == 0
+    (section,) = run.table.sections
+    assert section.columns == ("K = 5",)
+    assert [row.name for row in section.rows if row.group == "OT"] == ["OT isotropic NPR-DDPM", "OT NPR-DDPM"]
+    with pytest.raises(ValueError, match="choose K of at most 8"):
+        drained(table_run("bpd", evaluation(steps=[9]), tmp_path))
+
+
+def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
+    chosen = {"methods": ["NPR-DDPM", "NPR-DDIM"], "schedules": ("linear",), "steps": [3]}
+    bounds = drained(table_run("bpd", evaluation(**chosen), tmp_path))
+    run = table_run("fid", evaluation(**chosen), tmp_path, optimal=True)
+    last = list(run)[-1]
+    assert last.found == 1  # the sweeps
+    assert last.done == last.total
+    rows = {row.name: row.entries[0] for row in run.table.sections[0].rows}
+    assert list(rows) == ["NPR-DDPM", "NPR-DDPM, OT", "NPR-DDIM"]
+    times = next(row for row in bounds.sections[0].rows if row.name == "OT NPR-DDPM").entries[0].details["times"]
+    stored = [json.loads(path.read_text()) for path in (tmp_path / "cells").glob("distance-*")]
+    assert times in [record["settings"]["times"] for record in stored]
+    assert run.table.claims[-1].statement == "optimal trajectories do not help the distance of samples"
+
+
+def test_rows_of_the_vp_sde_step_as_the_papers_do() -> None:
+    conventions = {
+        name: evaluation().distance_cell("vp_sde", name, 3).settings["convention"]
+        for name in ("Euler-Maruyama", "Probability flow", "SN-DPM")
+    }
+    assert conventions == {"Euler-Maruyama": "score_sde", "Probability flow": "score_sde", "SN-DPM": "exact"}
 
 
 def test_another_model_does_not_find_the_cells_of_the_first(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ class Method:
     A method either steps by a ReverseProcess (eta and covariance are set) or integrates the reverse SDE or ODE
     (solver is set: a name in optcov.solvers, or "peer" for a scheduler of diffusers). noise_cap is the paper's y, which
     a bundle may replace by that of its data set; hand-crafted covariances are sampled without it, as the paper's
-    baselines are.
+    baselines are. convention is that of a solver's steps (optcov.solvers): the paper ran score_sde's own code for its
+    rows, so they step as that does; dataclasses.replace(method, convention="exact") ends at the right time instead.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Method:
     covariance: str | None = None
     solver: str | None = None
     noise_cap: float | None = None
+    convention: str = "exact"
 
     def forward(self, schedule: Schedule) -> ForwardProcess:
         """Return the forward process that the method reverses."""
@@ -96,9 +98,9 @@ _ROWS = (
     Method("NPR-DDIM", continuous=False, eta=0.0, covariance="npr", noise_cap=1.0),
     Method("SN-DDIM", continuous=False, eta=0.0, covariance="sn", noise_cap=1.0),
     Method("Improved DDPM", continuous=False, eta=1.0, covariance="range"),
-    Method("Euler-Maruyama", continuous=True, solver="euler_maruyama"),
+    Method("Euler-Maruyama", continuous=True, solver="euler_maruyama", convention="score_sde"),
     Method("Ancestral sampling", continuous=True, eta=1.0, covariance="beta"),
-    Method("Probability flow", continuous=True, solver="probability_flow"),
+    Method("Probability flow", continuous=True, solver="probability_flow", convention="score_sde"),
     Method("A-DPM", continuous=True, eta=1.0, covariance="analytic", noise_cap=2.0),
     Method("NPR-DPM", continuous=True, eta=1.0, covariance="npr", noise_cap=2.0),
     Method("SN-DPM", continuous=True, eta=1.0, covariance="sn", noise_cap=2.0),
@@ -155,10 +157,19 @@ def draw(
             tolerance = relative_tolerance
             return gotta_go_fast(network, schedule, start, tolerance, seed=seed, indices=indices, data_range=data_range)
         if method.solver == "euler_maruyama":
-            return euler_maruyama(network, schedule, start, steps, seed=seed, indices=indices, data_range=data_range)
+            return euler_maruyama(
+                network,
+                schedule,
+                start,
+                steps,
+                seed=seed,
+                indices=indices,
+                data_range=data_range,
+                convention=method.convention,
+            )
         if method.solver == "peer":
             return peer(method.name, network, schedule, start, steps, seed, indices=indices, data_range=data_range)
-        return probability_flow(network, schedule, start, steps, data_range=data_range)
+        return probability_flow(network, schedule, start, steps, data_range=data_range, convention=method.convention)
     process = process or method.reverse_process(network, schedule, data_range)
     trajectory = trajectory or Trajectory.even(schedule, steps)
     shape = (len(indices), *image_shape)

@@ -105,6 +105,24 @@ def directory_lock(directory: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def claim(path: Path) -> Iterator[bool]:
+    """Try to hold a lock file: yields whether this process got it. Ends with the process, also a killed one."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a")
+    except OSError as error:
+        raise StorageError(f"cannot use {path}: {error.strerror}") from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def current_umask() -> int:
     """The permissions that new files are denied."""
     mask = os.umask(0)

@@ -1,4 +1,7 @@
-"""`optcov table`: a table of the paper on any bundle and data, ours beside the paper's."""
+"""`optcov table`: a table of the paper on any bundle and data, ours beside the paper's.
+
+Under `accelerate launch -m optcov table ...`, or in several commands with one --out, processes share the cells.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,13 @@ def command(
     features: str = typer.Option("", help="Feature extractor: fashion, lite0 or inception:FILE; default by shape."),
     reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
+    method: list[str] = typer.Option([], help="fid, peers, bpd: only this row, such as SN-DDIM; may be repeated."),
+    steps: str = typer.Option("", help="fid, peers, bpd, normalised: only these numbers of steps K, by commas."),
     samples: int | None = typer.Option(None, min=4, help="Draw so many images for a distance."),
-    steps: str = typer.Option("", help="Numbers of steps K of fid and peers, by commas."),
-    optimal: bool = typer.Option(False, "--optimal", help="fid: also along the bundle's optimal trajectories."),
+    images: int | None = typer.Option(None, min=1, help="Score so many test images for bits/dim."),
+    train_images: int | None = typer.Option(None, min=1, help="Choose trajectories on so many training images."),
+    times: int | None = typer.Option(None, min=2, help="Sweep over so many times for bits/dim; default all or 100."),
+    optimal: bool = typer.Option(False, "--optimal", help="fid: also along the optimal trajectories of bpd."),
     target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 steps."),
     seed: int = typer.Option(0, help="Seed of all noise."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
@@ -38,8 +45,9 @@ def command(
     """Measure a table of the paper: ours beside the paper's, resumable, as Markdown, CSV, LaTeX and JSON."""
     from dataclasses import replace
 
+    from accelerate import PartialState
+
     from optcov import bundle as bundles
-    from optcov import storage
     from optcov.metrics import find_extractor
     from optcov.tables import SIZES, TABLES, Evaluation, TableImages, table_run, write_table
     from optcov.tables.published import check_setting
@@ -50,8 +58,17 @@ def command(
     if quick and full:
         raise ValueError("--quick and --full exclude each other; leave both out for the middle size")
     size = SIZES["quick" if quick else "full" if full else "middle"]
-    size = replace(size, samples=samples or size.samples, steps=_numbers(steps) or size.steps)
+    size = replace(
+        size,
+        samples=samples or size.samples,
+        images=images or size.images,
+        train_images=train_images or size.train_images,
+        times=times or size.times,
+    )
+    state = PartialState()
+    first = state.is_main_process
     model = bundles.load(bundle)
+    model.network.to(state.device)
     default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
     evaluation = Evaluation(
         model,
@@ -61,14 +78,17 @@ def command(
         schedules=[part.strip() for part in schedules.split(",")] if schedules else None,
         reference=reference,
         paper=None if paper is None else check_setting(paper),
+        methods=method or None,
+        steps=_numbers(steps) or None,
         seed=seed,
         batch_size=batch_size,
     )
-    with storage.directory_lock(out):
-        run = table_run(name, evaluation, out, optimal=optimal, target=target)
-        _drain(run, name)
-        result = replace(run.table, made_by=made_by(command_line(), evaluation))
-        paths = write_table(result, out)
+    run = table_run(name, evaluation, out, optimal=optimal, target=target)
+    _drain(run, name, quiet=not first)
+    if not first:
+        return
+    result = replace(run.table, made_by=made_by(command_line(), evaluation))
+    paths = write_table(result, out)
     if json:
         print_json(result.to_json())
         return
@@ -90,7 +110,11 @@ def show(result: TableResult) -> None:
         output.print(note, highlight=False, markup=False)
 
 
-def _drain(run: TableRun[TableResult], name: str) -> None:
+def _drain(run: TableRun[TableResult], name: str, quiet: bool) -> None:
+    if quiet:
+        for _ in run:
+            pass
+        return
     before = 0.0
 
     def fresh(progress: Progress) -> int:

@@ -24,7 +24,7 @@ def bpd_cells(evaluation: Evaluation) -> dict[str, Cell]:
 
 def bpd_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableResult]:
     """Bits/dim by even (ET) and optimal (OT) trajectories."""
-    results = yield from gather(cells)
+    results = yield from _chosen(evaluation, cells)
     sections = [_section(evaluation, schedule, result["rows"]) for schedule, result in results.items()]
     claims = _claims(results)
     return TableResult(
@@ -43,7 +43,7 @@ def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableR
     reason = evaluation.missing(schedule, "Improved DDPM") or evaluation.missing(schedule, "NPR-DDPM")
     if reason:
         raise ValueError(reason)
-    results = yield from gather(cells)
+    results = yield from _chosen(evaluation, cells)
     sections = []
     for schedule, result in results.items():
         rows = [row for row in result["rows"] if row["kind"] == "ET" and row["design"] in ("range", "npr")]
@@ -98,6 +98,18 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
     return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
 
 
+def _chosen(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[dict[str, Result]]:
+    """The cells' results with only the rows and K that were asked for."""
+    results = yield from gather(cells)
+    for schedule, result in results.items():
+        lengths = evaluation.likelihood_steps(int(cells[schedule].settings["times"]))
+        rows = [r for r in result["rows"] if evaluation.wants(ROW_OF_DESIGN[r["design"]]) and int(r["K"]) in lengths]
+        if not rows:
+            raise ValueError("no row of this table was chosen; leave --method out, or name rows that it has")
+        results[schedule] = {**result, "rows": rows}
+    return results
+
+
 def _section(
     evaluation: Evaluation, schedule: str, records: list[Any], table: str = "bpd", setting: str | None = None
 ) -> Section:
@@ -135,7 +147,8 @@ def _claims(results: Mapping[str, Result]) -> list[Claim]:
         for row in result["rows"]
         if row["gain"] and row["design"] in ("beta", "analytic", "npr") and int(row["K"]) <= 100
     ]
-    claims.append(judge("optimal trajectories need fewer bits/dim than even ones", gains))
+    if gains:
+        claims.append(judge("optimal trajectories need fewer bits/dim than even ones", gains))
     return claims
 
 

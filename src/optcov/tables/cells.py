@@ -1,7 +1,8 @@
 """A table as cells: each computed once, stored at once under a key of its settings, found again by the next run.
 
-A plan is a generator that yields cells and is sent their results, so that a search can choose its next cell by the
-last ones; it returns the finished table. Tables that share a directory share cells.
+A plan is a generator that yields groups of cells and is sent their results, so that a search can choose its next cell
+by the last ones; it returns the finished table. Tables that share a directory share cells, and so do processes: each
+claims a cell of the group before it computes it, and waits only for cells that others are at.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
 from optcov import storage
 
+WAIT = 2.0  # seconds between looks at cells that other processes compute
+
 Result = dict[str, Any]  # plain JSON values
 Table = TypeVar("Table")
 Key = TypeVar("Key")
-Plan = Generator["Cell", Result, Table]
+Plan = Generator[Sequence["Cell"], Mapping[str, Result], Table]  # yields a group, is sent results by the cells' keys
 # computes a cell in parts, after each of which it yields the share that is done; the path is its own for scratch files
 Compute = Callable[["Cell", Path], Generator[float, None, Result]]
 
@@ -64,7 +68,11 @@ class CellStore:
         record = {"label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings), "seconds": seconds}
         storage.write_json(self._path(cell), {**record, "result": result})
         for part in (self.directory / "scratch").glob(f"{cell.key}*"):
-            part.unlink()
+            part.unlink(missing_ok=True)
+
+    def claim(self, cell: Cell) -> AbstractContextManager[bool]:
+        """Whether this process may compute a cell; no other one may meanwhile. Look for its result again then."""
+        return storage.claim(self.scratch(cell).with_suffix(".lock"))
 
     def scratch(self, cell: Cell) -> Path:
         """A path without suffix, for files with parts of this cell."""
@@ -74,12 +82,16 @@ class CellStore:
         return self.directory / "cells" / f"{cell.key}.json"
 
 
-def gather(cells: Mapping[Key, Cell]) -> Generator[Cell, Result, dict[Key, Result]]:
-    """Part of a plan: compute all of some cells."""
-    results = {}
-    for key, cell in cells.items():
-        results[key] = yield cell
-    return results
+def gather(cells: Mapping[Key, Cell]) -> Plan[dict[Key, Result]]:
+    """Part of a plan: all of some cells, in whatever order they come."""
+    results = yield tuple(cells.values())
+    return {key: results[cell.key] for key, cell in cells.items()}
+
+
+def one(cell: Cell) -> Plan[Result]:
+    """Part of a plan: a cell that what follows depends on."""
+    results = yield (cell,)
+    return results[cell.key]
 
 
 @final
@@ -91,7 +103,7 @@ class Progress:
     done: float  # work
     total: float  # estimated where a search decides
     computed: int  # cells of this run
-    found: int  # cells that an earlier run had left
+    found: int  # cells that an earlier run had left, or another process computed
     seconds_left: float  # at the rate of this run
 
 
@@ -110,16 +122,10 @@ class TableRun(Generic[Table]):
     def __iter__(self) -> Iterator[Progress]:
         self._began = time.monotonic()
         try:
-            cell = next(self._plan)
+            cells = next(self._plan)
             while True:
-                result = self._store.get(cell)
-                if result is None:
-                    result = yield from self._work(cell)
-                else:
-                    self._found += 1
-                self._done += cell.work
-                yield self._progress(cell, 0.0)
-                cell = self._plan.send(result)
+                results = yield from self._group(cells)
+                cells = self._plan.send(results)
         except StopIteration as stop:
             self._table = stop.value
             self._drained = True
@@ -131,6 +137,36 @@ class TableRun(Generic[Table]):
             raise ValueError("the table is not finished; iterate over the run to its end first")
         assert self._table is not None
         return self._table
+
+    def _group(self, cells: Sequence[Cell]) -> Generator[Progress, None, dict[str, Result]]:
+        """Results of a group by key: round after round of what is left, until other processes have ended theirs too."""
+        results: dict[str, Result] = {}
+        waiting = list({cell.key: cell for cell in cells}.values())
+        while waiting:
+            for cell in waiting:
+                result = yield from self._obtain(cell)
+                if result is not None:
+                    results[cell.key] = result
+                    self._done += cell.work
+                    yield self._progress(cell, 0.0)
+            left = [cell for cell in waiting if cell.key not in results]
+            if len(left) == len(waiting):
+                time.sleep(WAIT)
+            waiting = left
+        return results
+
+    def _obtain(self, cell: Cell) -> Generator[Progress, None, Result | None]:
+        """Find a result or compute it; None if another process is at it."""
+        result = self._store.get(cell)
+        if result is None:
+            with self._store.claim(cell) as mine:
+                if not mine:
+                    return None
+                result = self._store.get(cell)  # it may have come between the look and the claim
+                if result is None:
+                    return (yield from self._work(cell))
+        self._found += 1
+        return result
 
     def _work(self, cell: Cell) -> Generator[Progress, None, Result]:
         began = time.monotonic()

@@ -10,7 +10,7 @@ from torch import nn
 
 from optcov.bundle import Bundle
 from optcov.networks import HeadedNetwork
-from optcov.tables.cells import Cell, Plan, Result
+from optcov.tables.cells import Cell, Plan, Result, one
 from optcov.tables.published import published
 from optcov.tables.result import Entry, Row, Section, TableResult
 from optcov.timing import Timing, Work, interleaving, peak_memory, ratio
@@ -67,7 +67,7 @@ def cost_ratio(result: Result, head: str) -> float:
 
 def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
     """The table from its one cell; setting: the paper's."""
-    result = yield cell
+    result = yield from one(cell)
     paper = published("cost")["settings"].get(setting, {})
     rows = []
     for name, found in result["networks"].items():

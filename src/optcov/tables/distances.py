@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from optcov.bundle import BundleError
-from optcov.methods import PEER_METHODS
+from optcov.methods import PEER_METHODS, find_method
 from optcov.solvers import PEERS as SCHEDULERS
+from optcov.tables.bounds import bpd_cells
 from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import judge, lower_in_all, lower_rows
 from optcov.tables.evaluation import Evaluation
+from optcov.tables.likelihoods import ROW_OF_DESIGN
 from optcov.tables.published import published_value
 from optcov.tables.result import Claim, Entry, Row, Section, TableResult
 
@@ -39,44 +40,49 @@ CLAIMS = {
 }
 
 
-def fid_cells(evaluation: Evaluation, optimal: bool = False) -> dict[Key, Cell]:
-    """The cells of tab:fid; optimal: also along the optimal trajectories that the bundle has."""
+def fid_cells(evaluation: Evaluation) -> dict[Key, Cell]:
+    """The cells of tab:fid along even trajectories."""
     cells: dict[Key, Cell] = {}
     for schedule in evaluation.schedules:
-        groups = DISCRETE if schedule in evaluation.discrete_schedules else CONTINUOUS
-        for method in (name for group in groups.values() for name in group):
-            if evaluation.missing(schedule, method):
-                continue
-            for K in _possible(evaluation, schedule):
-                cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
-                times = _optimal_times(evaluation, schedule, method, K) if optimal else None
-                if times is not None:
-                    cells[schedule, method + OPTIMAL, K] = evaluation.distance_cell(schedule, method, K, times=times)
+        for method in _rows(evaluation, _groups(evaluation, schedule)):
+            if not evaluation.missing(schedule, method):
+                for K in evaluation.distance_steps(schedule):
+                    cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
     return cells
 
 
-def fid_plan(evaluation: Evaluation, cells: Mapping[Key, Cell]) -> Plan[TableResult]:
-    """The table of distances."""
+def fid_plan(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool = False) -> Plan[TableResult]:
+    """The table of distances; optimal: also along the trajectories that tab:bpd finds optimal for each covariance."""
+    if optimal:
+        sweeps = yield from gather(bpd_cells(evaluation))
+        cells = {**cells, **_optimal_cells(evaluation, cells, sweeps)}
     results = yield from gather(cells)
-    sections = []
-    for schedule in evaluation.schedules:
-        groups = DISCRETE if schedule in evaluation.discrete_schedules else CONTINUOUS
-        sections.append(_section(evaluation, schedule, groups, results, "fid"))
+    sections = [_section(evaluation, schedule, _groups(evaluation, schedule), results) for schedule in _shown(cells)]
     claims = lower_in_all(sections, CLAIMS)
-    optimal = [(s, row.name) for s in sections for row in s.rows if row.name.endswith(OPTIMAL)]
-    found = [d for s, name in optimal for d in lower_rows(s, name.removesuffix(OPTIMAL), name)]
+    along = [(s, row.name) for s in sections for row in s.rows if row.name.endswith(OPTIMAL)]
+    found = [d for s, name in along for d in lower_rows(s, name.removesuffix(OPTIMAL), name)]
     if found:
         claims.append(judge("optimal trajectories do not help the distance of samples", found))
     title = f"{evaluation.extractor.distance} of {evaluation.size.samples} samples, {evaluation.bundle.name}"
     return TableResult("fid", title, evaluation.extractor.distance, tuple(sections), notes(evaluation), tuple(claims))
 
 
+def fid_work(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool) -> float:
+    """Of all cells; along optimal trajectories, whose cells are not known yet, one as large per row of tab:bpd."""
+    work = sum(cell.work for cell in cells.values())
+    if optimal:
+        sweeps = bpd_cells(evaluation)
+        work += sum(cell.work for cell in sweeps.values())
+        work += sum(cell.work for (schedule, row, _), cell in cells.items() if schedule in sweeps and _design(row))
+    return work
+
+
 def peers_cells(evaluation: Evaluation) -> dict[Key, Cell]:
     """The cells of the table of peers, on the discrete schedules: diffusers knows no other."""
     cells = {}
     for schedule in _for_peers(evaluation):
-        for method in (name for group in PEERS.values() for name in group):
-            for K in _possible(evaluation, schedule):
+        for method in _rows(evaluation, PEERS):
+            for K in evaluation.distance_steps(schedule):
                 if not (evaluation.missing(schedule, method) or _stride_misses(evaluation, schedule, method, K)):
                     cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
     return cells
@@ -85,7 +91,7 @@ def peers_cells(evaluation: Evaluation) -> dict[Key, Cell]:
 def peers_plan(evaluation: Evaluation, cells: Mapping[Key, Cell]) -> Plan[TableResult]:
     """Our methods beside diffusers' own schedulers on the same network, from the same noise."""
     results = yield from gather(cells)
-    sections = [_section(evaluation, schedule, PEERS, results, "fid") for schedule in _for_peers(evaluation)]
+    sections = [_section(evaluation, schedule, PEERS, results) for schedule in _shown(cells)]
     claims: list[Claim] = []
     for peer in PEER_METHODS:
         claims += lower_in_all(sections, {f"SN-DDIM has a smaller distance than {peer}": ("SN-DDIM", peer)})
@@ -105,8 +111,10 @@ def notes(evaluation: Evaluation) -> tuple[str, ...]:
     name, samples = evaluation.extractor.distance, evaluation.size.samples
     found = [
         f"{name} is extrapolated from {samples} samples to infinitely many; ± is a standard error by resampling.",
-        f"The samples are compared with {evaluation.images.name}; all methods start from the same noise.",
+        f"The samples are compared with {evaluation.reference_name}; all methods start from the same noise.",
     ]
+    if "vp_sde" in evaluation.schedules:
+        found.append("Euler-Maruyama and probability flow step as score_sde's code does, which the paper ran.")
     if name != "FID":
         found.append(
             f"The paper's numbers are FID of other data and networks: compare orderings, not values, of {name}."
@@ -115,20 +123,17 @@ def notes(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def _section(
-    evaluation: Evaluation,
-    schedule: str,
-    groups: Mapping[str, Sequence[str]],
-    results: Mapping[Key, Result],
-    table: str,
+    evaluation: Evaluation, schedule: str, groups: Mapping[str, Sequence[str]], results: Mapping[Key, Result]
 ) -> Section:
-    setting, lengths = evaluation.paper_setting(schedule), _possible(evaluation, schedule)
+    setting, lengths = evaluation.paper_setting(schedule), evaluation.distance_steps(schedule)
     rows = []
-    for group, methods in groups.items():
+    for group, names in groups.items():
+        methods = [name for name in names if evaluation.wants(name)]
         for method in methods:
             entries = []
             reason = evaluation.missing(schedule, method)
             for K in lengths:
-                paper = published_value(table, setting, method, K)
+                paper = published_value("fid", setting, method, K)
                 result = results.get((schedule, method, K))
                 if result is None:
                     entries.append(Entry(text="-", paper=paper, details={"reason": reason}))
@@ -142,16 +147,41 @@ def _section(
     return Section(schedule, tuple(f"K = {K}" for K in lengths), tuple(rows), setting).with_best()
 
 
-def _possible(evaluation: Evaluation, schedule: str) -> list[int]:
-    steps = evaluation.on(schedule).schedule.steps
-    return [K for K in evaluation.size.steps if steps is None or steps >= K]
+def _groups(evaluation: Evaluation, schedule: str) -> Mapping[str, Sequence[str]]:
+    return DISCRETE if schedule in evaluation.discrete_schedules else CONTINUOUS
 
 
-def _optimal_times(evaluation: Evaluation, schedule: str, method: str, K: int) -> tuple[float, ...] | None:
-    try:
-        return evaluation.on(schedule).trajectory(K, "optimal", method).times
-    except BundleError:
-        return None  # the bundle has no such trajectory
+def _rows(evaluation: Evaluation, groups: Mapping[str, Sequence[str]]) -> list[str]:
+    return [name for names in groups.values() for name in names if evaluation.wants(name)]
+
+
+def _shown(cells: Mapping[Key, Cell]) -> list[str]:
+    """Schedules that have a cell."""
+    if not cells:
+        raise ValueError("no row of this table was chosen; leave --method out, or name rows that it has")
+    return list(dict.fromkeys(schedule for schedule, _, _ in cells))
+
+
+def _optimal_cells(evaluation: Evaluation, even: Mapping[Key, Cell], sweeps: Mapping[str, Result]) -> dict[Key, Cell]:
+    """A cell along the optimal trajectory beside each even one that tab:bpd has a trajectory for."""
+    times = {
+        (schedule, row["design"], int(row["K"])): row["times"]
+        for schedule, result in sweeps.items()
+        for row in result["rows"]
+        if row["kind"] == "OT"
+    }
+    cells = {}
+    for schedule, method, K in even:
+        found = times.get((schedule, _design(method), K))
+        if found is not None:
+            cells[schedule, method + OPTIMAL, K] = evaluation.distance_cell(schedule, method, K, times=found)
+    return cells
+
+
+def _design(method: str) -> str | None:
+    """The covariance that a row of tab:bpd scores, by the method that samples with it; None for DDIM and solvers."""
+    name = find_method(method).discrete_name
+    return next((design for design, row in ROW_OF_DESIGN.items() if row == name), None)
 
 
 def _stride_misses(evaluation: Evaluation, schedule: str, method: str, K: int) -> bool:

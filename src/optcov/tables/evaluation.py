@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optcov.bundle import Bundle, BundleError
 from optcov.data import ImageSet, to_8bit
-from optcov.methods import Method, draw, find_method
+from optcov.methods import METHODS, PEER_METHODS, Method, draw, find_method
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
@@ -22,7 +22,7 @@ from optcov.storage import read_tensors, write_tensors
 from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
 from optcov.tables.images import TableImages
-from optcov.tables.likelihoods import compute_likelihood
+from optcov.tables.likelihoods import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.published import SETTING_OF_SCHEDULE
 from optcov.tables.sizes import Size
 from optcov.trajectory import Trajectory
@@ -46,6 +46,8 @@ class Evaluation:
         schedules: Sequence[str] | None = None,
         reference: str | None = None,
         paper: str | None = None,
+        methods: Sequence[str] | None = None,
+        steps: Sequence[int] | None = None,
         seed: int = 0,
         batch_size: int = 64,
     ):
@@ -55,6 +57,8 @@ class Evaluation:
             )
         self.bundle, self.images, self._extractor, self.size = bundle, images, extractor, size
         self.seed, self.batch_size = seed, batch_size
+        self._methods = None if methods is None else {row_name(name) for name in methods}
+        self._steps = None if steps is None else sorted(set(steps))
         self._reference_source, self._paper = reference, paper
         serves_all = isinstance(bundle.schedule, VPSchedule)
         self.schedules = tuple(schedules or (size.schedules if serves_all else (OWN,)))
@@ -85,6 +89,22 @@ class Evaluation:
         """The paper's setting that a schedule's numbers are put beside."""
         return self._paper if self._paper is not None else SETTING_OF_SCHEDULE.get(schedule)
 
+    def wants(self, method: str) -> bool:
+        """Whether a row was asked for; all were if none was named."""
+        return self._methods is None or method in self._methods
+
+    def distance_steps(self, schedule: str) -> list[int]:
+        """Numbers of steps K of the tables of distances that a schedule allows."""
+        limit = self.on(schedule).schedule.steps
+        return [K for K in self._steps or self.size.steps if limit is None or limit >= K]
+
+    def likelihood_steps(self, times: int) -> list[int]:
+        """Numbers of steps K to show of a sweep over so many times."""
+        shown = [K for K in self._steps or self.size.likelihood_steps if times >= K]
+        if not shown:
+            raise ValueError(f"no K of {self._steps} can be scored on {times} times; choose K of at most {times}")
+        return shown
+
     def missing(self, schedule: str, method: str) -> str | None:
         """Why a method cannot run, or None."""
         row = find_method(method)
@@ -111,6 +131,7 @@ class Evaluation:
             "schedule": repr(self.on(schedule).schedule),
             "schedule_name": schedule,
             "method": method,
+            "convention": find_method(method).convention,
             "steps": steps,
             "times": None if times is None else list(times),
             "tolerance": tolerance,
@@ -141,7 +162,10 @@ class Evaluation:
             "images": images,
             "train_images": train_images,
             "times": times,
-            "lengths": [K for K in size.likelihood_steps if times >= K] if choose else [times],
+            # a choice among the usual K does not sweep again; others do
+            "lengths": sorted({K for K in size.likelihood_steps if times >= K} | set(self.likelihood_steps(times)))
+            if choose
+            else [times],
             "noise_seed": self.seed if seed is None else seed,
             "image_seed": seed,
             "test": self.images.test.checksum,
@@ -188,6 +212,16 @@ class Evaluation:
     def _reference_images(self) -> ImageSet:
         count = self.size.reference_images
         return self.images.reference.select(slice(0, count)) if count else self.images.reference
+
+    @property
+    def reference_name(self) -> str:
+        """What samples are compared with, in words."""
+        if self._reference_source is not None:
+            return self._reference_source
+        count = f"{len(self._reference_images):,}"
+        if self.images.embedded:
+            return f"{count} of {self.images.name}, not the training set as in the paper (give it by --data)"
+        return f"{count} training images of {self.images.name}"
 
     @cached_property
     def _reference_identity(self) -> str:
@@ -237,3 +271,12 @@ class Evaluation:
             relative_tolerance=settings["tolerance"] or 0.05,
         )
         return to_8bit(drawn.x_0.cpu()), drawn.evaluations
+
+
+def row_name(name: str) -> str:
+    """A row of some table as it is spelt there; upper and lower case are the same."""
+    rows = dict.fromkeys([*METHODS, *PEER_METHODS, *ROW_OF_DESIGN.values()])
+    for known in rows:
+        if known.lower() == name.strip().lower():
+            return known
+    raise ValueError(f"unknown method {name!r}; choose one of: {'; '.join(rows)}")

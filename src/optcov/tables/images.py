@@ -19,6 +19,7 @@ class TableImages:
     test: ImageSet  # is scored
     reference: ImageSet  # what samples are compared with
     name: str
+    embedded: bool = False  # then the reference is of test images too, unlike the paper's, which is the training set
 
     @staticmethod
     def load(source: str | None, bundle_name: str) -> TableImages:
@@ -28,4 +29,6 @@ class TableImages:
             return TableImages(train, test, train, source)
         embedded = ImageSet(to_8bit(test_images(bundle_name)), None, f"{bundle_name}'s embedded test images")
         half = len(embedded) // 2
-        return TableImages(embedded.select(slice(0, half)), embedded.select(slice(half, None)), embedded, embedded.name)
+        return TableImages(
+            embedded.select(slice(0, half)), embedded.select(slice(half, None)), embedded, embedded.name, embedded=True
+        )

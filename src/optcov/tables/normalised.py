@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
-from optcov.tables.cells import Cell, Plan, Result
+from optcov.tables.cells import Plan, Result, gather, one
 from optcov.tables.claims import lower_in_all
 from optcov.tables.cost import cost_ratio
 from optcov.tables.distances import distance_entry, notes
@@ -65,9 +65,9 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
     The paper's target, a FID of 6, is what Analytic-DPM reaches in 25 steps on CIFAR10.
     """
     size, schedule = evaluation.size, (evaluation.discrete_schedules or evaluation.schedules)[0]
-    cost = yield evaluation.cost_cell()
+    cost = yield from one(evaluation.cost_cell())
     if target is None:
-        reached = yield evaluation.distance_cell(schedule, "A-DDIM", size.target_steps)
+        reached = yield from one(evaluation.distance_cell(schedule, "A-DDIM", size.target_steps))
         target = distance_entry(reached).value
         assert target is not None
     setting = evaluation.paper_setting(schedule)
@@ -88,15 +88,13 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
     return TableResult("timesteps", title, "steps", (section,), noted, claims)
 
 
-def _search(
-    evaluation: Evaluation, schedule: str, method: str, target: float
-) -> Generator[Cell, Result, tuple[int, Result] | None]:
+def _search(evaluation: Evaluation, schedule: str, method: str, target: float) -> Plan[tuple[int, Result] | None]:
     search = search_steps(evaluation.size.target_steps, evaluation.size.search_limit)
     results: dict[int, Result] = {}
     try:
         K = next(search)
         while True:
-            results[K] = yield evaluation.distance_cell(schedule, method, K)
+            results[K] = yield from one(evaluation.distance_cell(schedule, method, K))
             value = distance_entry(results[K]).value
             assert value is not None
             K = search.send(value <= target)
@@ -143,7 +141,7 @@ def normalised_work(evaluation: Evaluation) -> float:
 
 def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
     """Distances at equal time: fewer steps for methods with a head; and Gotta Go Fast at equal evaluations."""
-    cost = yield evaluation.cost_cell()
+    cost = yield from one(evaluation.cost_cell())
     ratios = {"npr": cost_ratio(cost, "npr"), "sn": cost_ratio(cost, "sn")}
     sections = []
     for schedule in evaluation.schedules:
@@ -167,49 +165,58 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
 
 def _pairs(evaluation: Evaluation) -> list[tuple[str, int]]:
     """Schedules with the baseline's numbers of steps: the paper's 25 and 50, or fewer at smaller sizes."""
-    lengths = [K for K in evaluation.size.steps if K in (25, 50)] or list(evaluation.size.steps)
-    return [(schedule, K) for schedule in evaluation.schedules for K in lengths]
+    found = []
+    for schedule in evaluation.schedules:
+        lengths = evaluation.distance_steps(schedule)
+        found += [(schedule, K) for K in [K for K in lengths if K in (25, 50)] or lengths]
+    return found
 
 
-def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Generator[Cell, Result, Section]:
+def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Plan[Section]:
     process = "DDPM" if schedule in evaluation.discrete_schedules else "DPM"
     lengths = [K for name, K in _pairs(evaluation) if name == schedule]
     setting = evaluation.paper_setting(schedule)
     paper = published("normalised")["settings"].get(setting, {"steps": [], "rows": {}})
+    methods = {f"A-{process}": 1.0} | {f"{head.upper()}-{process}": ratio for head, ratio in ratios.items()}
+    cells = {}
+    for method, ratio in methods.items():
+        if not evaluation.missing(schedule, method):
+            for K in lengths:
+                steps = K if method == f"A-{process}" else _fewer(K, ratio)
+                cells[method, K] = evaluation.distance_cell(schedule, method, steps)
+    results = yield from gather(cells)
     rows = []
-    for method, head in ((f"A-{process}", ""), (f"NPR-{process}", "npr"), (f"SN-{process}", "sn")):
-        if evaluation.missing(schedule, method):
-            continue
-        entries = []
-        for K in lengths:
-            steps = max(LEAST_STEPS, normalised_steps(K, ratios[head])) if head else K
-            result = yield evaluation.distance_cell(schedule, method, steps)
-            theirs = paper["rows"][method][paper["steps"].index(K)] if K in paper["steps"] else None
-            entries.append(distance_entry(result, theirs))
-        rows.append(Row(method, tuple(entries)))
+    for method in dict.fromkeys(name for name, _ in cells):
+        theirs = {K: paper["rows"][method][paper["steps"].index(K)] for K in lengths if K in paper["steps"]}
+        rows.append(Row(method, tuple(distance_entry(results[method, K], theirs.get(K)) for K in lengths)))
     columns = []
     for K in lengths:
-        ours = sorted({normalised_steps(K, ratio) for ratio in ratios.values()})
+        ours = sorted({_fewer(K, ratio) for ratio in ratios.values()})
         columns.append(f"K = {K} ({', '.join(str(steps) for steps in ours)} with a head)")
     return Section(schedule, tuple(columns), tuple(rows), setting).with_best()
 
 
-def _equal_evaluations(
-    evaluation: Evaluation, schedule: str, ratios: dict[str, float]
-) -> Generator[Cell, Result, Section]:
+def _equal_evaluations(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Plan[Section]:
     """Gotta Go Fast at its tolerances, then our methods with as many evaluations in less time."""
-    fast, columns = [], []
-    ours: dict[str, list[Entry]] = {f"{name.upper()}-DPM": [] for name in ratios}
-    for tolerance in evaluation.size.tolerances:
-        result = yield evaluation.distance_cell(schedule, "Gotta Go Fast", 60, tolerance=tolerance)
-        fast.append(distance_entry(result))
-        columns.append(f"NFE = {result['evaluations']:.0f}")
-        for head, ratio in ratios.items():
-            method = f"{head.upper()}-DPM"
-            if evaluation.missing(schedule, method):
-                ours[method].append(Entry(text="-"))
-                continue
-            steps = max(LEAST_STEPS, min(normalised_steps(result["evaluations"], ratio), 1000))
-            ours[method].append(distance_entry((yield evaluation.distance_cell(schedule, method, steps))))
-    rows = [Row("Gotta Go Fast", tuple(fast)), *(Row(name, tuple(entries)) for name, entries in ours.items())]
-    return Section(f"{schedule}, beside Gotta Go Fast", tuple(columns), tuple(rows)).with_best()
+    tolerances = evaluation.size.tolerances
+    fast = yield from gather(
+        {tol: evaluation.distance_cell(schedule, "Gotta Go Fast", 60, tolerance=tol) for tol in tolerances}
+    )
+    methods = {f"{head.upper()}-DPM": ratio for head, ratio in ratios.items()}
+    cells = {
+        (method, tol): evaluation.distance_cell(schedule, method, min(_fewer(fast[tol]["evaluations"], ratio), 1000))
+        for method, ratio in methods.items()
+        for tol in tolerances
+        if not evaluation.missing(schedule, method)
+    }
+    results = yield from gather(cells)
+    rows = [Row("Gotta Go Fast", tuple(distance_entry(fast[tol]) for tol in tolerances))]
+    for method in methods:
+        found = [results.get((method, tol)) for tol in tolerances]
+        rows.append(Row(method, tuple(distance_entry(r) if r else Entry(text="-") for r in found)))
+    columns = tuple(f"NFE = {fast[tol]['evaluations']:.0f}" for tol in tolerances)
+    return Section(f"{schedule}, beside Gotta Go Fast", columns, tuple(rows)).with_best()
+
+
+def _fewer(steps: float, ratio: float) -> int:
+    return max(LEAST_STEPS, normalised_steps(steps, ratio))

@@ -8,7 +8,7 @@ from typing import Any
 from optcov.tables.bounds import bpd_cells, bpd_plan, iddpm_plan, repeats_cells, repeats_plan
 from optcov.tables.cells import CellStore, Plan, TableRun
 from optcov.tables.cost import cost_plan
-from optcov.tables.distances import fid_cells, fid_plan, peers_cells, peers_plan
+from optcov.tables.distances import fid_cells, fid_plan, fid_work, peers_cells, peers_plan
 from optcov.tables.evaluation import Evaluation
 from optcov.tables.normalised import normalised_plan, normalised_work, timesteps_plan, timesteps_work
 from optcov.tables.result import TableResult
@@ -31,8 +31,8 @@ def table_run(
 
 def _plan(name: str, evaluation: Evaluation, optimal: bool, target: float | None) -> tuple[Plan[TableResult], float]:
     if name == "fid":
-        cells = fid_cells(evaluation, optimal)
-        return fid_plan(evaluation, cells), sum(cell.work for cell in cells.values())
+        cells = fid_cells(evaluation)
+        return fid_plan(evaluation, cells, optimal), fid_work(evaluation, cells, optimal)
     if name == "peers":
         cells = peers_cells(evaluation)
         return peers_plan(evaluation, cells), sum(cell.work for cell in cells.values())
