@@ -10,12 +10,14 @@ With X the last layer's inputs (a row per pixel: the 3x3 patch and a 1), w its w
     mse     minimise sum weight_t (y - X w)^2:  w = (sum weight_t X^T X)^-1 sum weight_t X^T y
 
 The first pass over the data gathers the matrix and, for a start, the regression of log y on X (log y is log g plus
-noise of mean -(log 2 + Euler's constant) if y / g is chi-square with one degree of freedom). The weights of a timed
+noise of mean -(log 2 + Euler's constant) if y / g is chi-square with one degree of freedom); where that is worse than
+w = 0, as for the learned range, whose y is no such thing, the start is w = 0. The weights of a timed
 head differ by its hat functions: X stands for hat_k X then. Sums are float64.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
@@ -71,10 +73,7 @@ def fit_gamma(
 
     A head has converged when a full step promises to lower its mean deviance by less than the tolerance, in nats.
     """
-    if passes < 2:
-        raise ValueError(f"passes = {passes} is too few: the first only judges the start; use 2 or more")
-    grams, starts = _gram_pass(stream, heads, reduce)
-    scorings = {name: _Scoring(starts[name], Solver(grams[name]), tolerance) for name in heads}
+    scorings = {name: _Scoring(start, tolerance) for name, start in _first_pass(stream, heads, reduce).items()}
     for _ in range(passes):
         weights = {name: scoring.candidate for name, scoring in scorings.items()}
         for name, sums in _score_pass(stream, heads, weights, reduce).items():
@@ -179,12 +178,20 @@ def store(head: Head, weights: Tensor) -> None:
         layer.bias.copy_(shaped[:, -1].flatten())
 
 
-def _gram_pass(
-    stream: Stream, heads: Mapping[str, Head], reduce: Reduce
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Fisher information by head, (K P, K P), and the regression of log y to start from, (K P, C)."""
+@final
+@dataclass(frozen=True)
+class _Start:
+    """What the first pass gives a head."""
+
+    solve: Solver  # with its Fisher information, (K P, K P)
+    weights: Tensor  # of the regression of log y, (K P, C)
+    fresh_loss: float  # mean deviance with weights 0
+
+
+def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> dict[str, _Start]:
     grams: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
+    losses: dict[str, Tensor] = {}
     for rows in stream():
         patches = design(next(iter(heads.values())).last, rows.inputs)
         squares = (patches.mT @ patches).double()  # (B, P, P): one product serves every head and every knot
@@ -194,19 +201,30 @@ def _gram_pass(
             pairs = torch.einsum("b,bk,bl->bkl", weight, parts, parts)
             gram = torch.einsum("bkl,bpq->kplq", pairs, squares)
             gram = gram.reshape(parts.shape[1] * patches.shape[2], -1)
-            moment = transposed_product(head, rows, _start_residual(head, rows, regression))
-            grams[name] = grams[name] + gram if name in grams else gram
-            moments[name] = moments[name] + moment if name in moments else moment
+            fresh = log_estimate(head, rows, regression, torch.zeros_like(regression.target))
+            moment = transposed_product(head, rows, _start_residual(regression, fresh))
+            for sums, value in ((grams, gram), (moments, moment), (losses, _deviance(regression, fresh))):
+                sums[name] = sums[name] + value if name in sums else value
     _require_rows(grams)
-    grams = {name: reduce(gram) for name, gram in grams.items()}
-    return grams, {name: Solver(grams[name])(reduce(moment)) for name, moment in moments.items()}
+    starts = {}
+    for name in heads:
+        solve = Solver(reduce(grams[name]))
+        total, count = reduce(losses[name]).tolist()
+        starts[name] = _Start(solve, solve(reduce(moments[name])), total / count)
+    return starts
 
 
-def _start_residual(head: Head, rows: Rows, regression: Regression) -> Tensor:
-    """Weighted slope times what X w should be for log g to be log y on average."""
+def _start_residual(regression: Regression, fresh: Tensor) -> Tensor:
+    """Weighted slope times what X w should be for log g to be log y on average, by the log g of a fresh head."""
     log_y = regression.target.clamp(min=SMALLEST_TARGET).log() - LOG_CHI_SQUARE_MEAN
-    base = regression.log_estimate(head.log_base(rows.log_snr, rows.predicted) + torch.zeros_like(log_y))
-    return per_sample(regression.weight * regression.slope, log_y) * (log_y - base)
+    return per_sample(regression.weight * regression.slope, log_y) * (log_y - fresh)
+
+
+def _deviance(regression: Regression, log_g: Tensor) -> Tensor:
+    """Weighted sum of y / g + log g, and the number of terms, float64 (2,) on the CPU."""
+    weight = per_sample(regression.weight, log_g)
+    total = (weight * (regression.target * torch.exp(-log_g) + log_g)).sum(dtype=torch.float64).cpu()
+    return torch.stack([total, regression.weight.sum().cpu() * log_g[0].numel()])
 
 
 def _score_pass(
@@ -224,8 +242,7 @@ def _score_pass(
             weight = per_sample(regression.weight, ratio)
             slope = per_sample(regression.slope, ratio) * head.squash_slope(raw)
             gradients[name] += transposed_product(head, rows, weight * slope * (ratio - 1)).cpu()
-            deviance = (weight * (ratio + log_g)).sum(dtype=torch.float64).cpu()
-            sums[name] += torch.stack([deviance, regression.weight.sum().cpu() * ratio[0].numel()])
+            sums[name] += _deviance(regression, log_g)
     result = {}
     for name, gradient in gradients.items():
         total, count = reduce(sums[name]).tolist()
@@ -264,38 +281,33 @@ class _Scoring:
     information says, so the damping starts low, grows with every success and halves with every failure.
     """
 
-    def __init__(self, start: Tensor, solve: Solver, tolerance: float):
-        self.weights = self.candidate = start  # (K P, C)
-        self.solve, self.tolerance = solve, tolerance
-        self.step = torch.zeros_like(start)
+    def __init__(self, start: _Start, tolerance: float):
+        if not math.isfinite(start.fresh_loss):
+            raise TrainingError("the loss of a fresh head is not finite; check the backbone's predictions and the data")
+        self.weights = self.candidate = start.weights
+        self.solve, self.tolerance = start.solve, tolerance
+        self.step = torch.zeros_like(start.weights)
         self.damping = 0.25
         self.history: list[float] = []
-        self.lowest = float("inf")
+        self.lowest = start.fresh_loss
         self.converged = self.finished = False
 
     def update(self, deviance: float, gradient: Tensor, count: float) -> None:
         """Take note of the mean deviance and the gradient at the candidate, and choose the next one."""
         if self.finished:
             return
-        if deviance < self.lowest:  # false for NaN, which an overshooting step can give
+        if deviance <= self.lowest or not bool(self.candidate.any()):  # false for NaN, as an overshooting step gives
             self.damping = min(1.0, 1.5 * self.damping) if self.history else self.damping
             self.weights, self.lowest = self.candidate, deviance
             self.step = self.solve(gradient)
             self.converged = self.finished = float((gradient * self.step).sum()) / (2 * count) < self.tolerance
         elif not self.history:
-            self._start_over()
-            return
+            self.weights = torch.zeros_like(self.weights)  # the regression of log y is worse than a fresh head
         else:
             self.damping /= 2
             self.finished = self.damping < 1e-4  # no step however short helps
         self.history.append(self.lowest)
         self.candidate = self.weights + self.damping * self.step
-
-    def _start_over(self) -> None:
-        """Begin with a fresh head, which returns its base: the start is a regression of logarithms and can overflow."""
-        if not bool(self.candidate.any()):
-            raise TrainingError("the loss of a fresh head is not finite; check the backbone's predictions and the data")
-        self.weights = self.candidate = torch.zeros_like(self.candidate)
 
 
 def _as_rows(x: Tensor) -> Tensor:

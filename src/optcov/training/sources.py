@@ -8,25 +8,31 @@ from typing import Any
 from torch import nn
 
 from optcov.bundle import Bundle, load
+from optcov.bundle.imported import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
+from optcov.checkpoints import import_model
 from optcov.networks import Backbone, HeadedNetwork
 from optcov.training.config import TrainingError
 from optcov.training.stage1 import make_schedule
 
 
 def open_predictor(source: Path, schedule: str = "vp_sde", half: bool = False) -> Bundle:
-    """Open a run of `optcov train`, a bundle, or a diffusers unet directory, as a bundle.
+    """Open a run of `optcov train`, a bundle, a diffusers pipeline or its unet directory, as a bundle.
 
-    schedule: that of a diffusers unet; a run and a bundle know theirs. half: round the weights of a run or a unet to
-    float16, so that the bundle stores them in half the space; heads must be fitted on the rounded weights.
+    schedule: that of a diffusers unet; a run, a bundle and a pipeline know theirs. half: round the weights of all but a
+    bundle to float16, so that the new bundle stores them in half the space; heads must be fitted on the rounded
+    weights.
     """
     source = Path(source)
+    if (source / "model_index.json").is_file():
+        bundle = bundle_of(import_model(source))
+        return bundle.rounded() if half else bundle
     if (source / "run.json").is_file():
         return _from_run(source, half)
     if not (source / "config.json").is_file():
         raise TrainingError(
-            f"{source} is neither a run of optcov train, nor a bundle, nor a diffusers unet: it has no run.json and "
-            f"no config.json"
+            f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
+            f"run.json, config.json or model_index.json"
         )
     config = read_json(source / "config.json")
     if isinstance(config, dict) and config.get("format") == "optcov-bundle":
