@@ -302,7 +302,8 @@ def test_info_describes_a_bundle_for_people_and_machines(saved: Path) -> None:
     assert content["sizes"]["in all"] == sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
     shown = CliRunner().invoke(app, ["info", str(saved)])
     assert shown.exit_code == 0
-    assert "npr.kind" in shown.stdout
+    for told in ("vp_sde", "npr   conv", "seeds", "data 1", "predicts the noise", "next: optcov sample"):
+        assert told in shown.stdout
 
 
 def test_512_test_images_come_with_the_package_and_their_licence() -> None:

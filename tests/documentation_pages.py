@@ -1,0 +1,213 @@
+"""README and docs as a reader follows them: blocks of a page in order, in one directory, with one Python namespace.
+
+`python tests/documentation_pages.py PAGE` follows one page, long commands too, and copies the pictures that it shows
+from where its own code wrote them to docs/images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"!\[[^\]]*\]\((?:\.\./)*(?:docs/)?images/([\w-]+\.png)\)")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One command, or one block of Python."""
+
+    page: str  # relative to the project
+    line: int
+    language: str  # "bash" or "python"
+    text: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.page}:{self.line}: {self.text.splitlines()[0]}"
+
+
+def pages() -> list[str]:
+    """README and every page of the documentation."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def pieces(page: str) -> list[Piece]:
+    """Every command and every block of Python of a page, in order."""
+    text, found = read(page), []
+    for match in FENCE.finditer(text):
+        language, content = match.groups()
+        line = text.count("\n", 0, match.start(2)) + 1
+        if language == "python":
+            found.append(Piece(page, line, language, content))
+        elif language == "bash":
+            found += [Piece(page, line + number, language, command) for number, command in _commands(content)]
+    return found
+
+
+def _commands(block: str) -> Iterator[tuple[int, str]]:
+    """Lines that end in a backslash go on; comments go."""
+    whole, first = "", 0
+    for number, line in enumerate(block.splitlines()):
+        first = first if whole else number
+        whole += line.split(" #")[0].strip()
+        if whole.endswith("\\"):
+            whole = whole[:-1]
+        elif whole and not whole.startswith("#"):
+            yield first, whole
+            whole = ""
+        else:
+            whole = ""
+
+
+class Reader:
+    """Somebody who follows one page, in the current directory."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+
+    def follow(self, piece: Piece) -> None:
+        """Do what a piece says; anything that goes wrong raises."""
+        if piece.language == "python":
+            code = compile("\n" * (piece.line - 1) + piece.text, piece.page, "exec")
+            exec(code, self.namespace)
+            return
+        words = shlex.split(piece.text)
+        if words[0] == "optcov":
+            self._optcov(words[1:], piece)
+        elif words[0] == "python" and words[1].endswith(".py"):
+            runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+        else:
+            raise AssertionError(f"{piece.title}: nobody here can run {words[0]!r}; say why in the test's table")
+
+    @staticmethod
+    def _optcov(words: list[str], piece: Piece) -> None:
+        """In this process: importing torch and diffusers again for each command would take most of the time."""
+        from typer.testing import CliRunner
+
+        from optcov.cli import app
+
+        result = CliRunner().invoke(app, words)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise AssertionError(f"{piece.title}\n{result.output}") from result.exception
+        assert result.exit_code == 0, f"{piece.title}\n{result.output}"
+
+
+def prepare(page: str, directory: Path) -> None:
+    """Put into the directory what a page says that the reader has."""
+    with _chdir(directory):
+        for make in PREPARED.get(page, ()):
+            make()
+
+
+@contextlib.contextmanager
+def _chdir(directory: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _own_pipeline() -> None:
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    from small_bundles import small_unet
+
+    pipeline = DDPMPipeline(small_unet(), DDPMScheduler())
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.save_pretrained("my-pipeline")
+
+
+def _own_images() -> None:
+    import numpy as np
+    from PIL import Image
+
+    Path("images").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)):
+        Image.fromarray(pixels).save(f"images/{number}.png")
+
+
+def _own_bundle() -> None:
+    from optcov import Schedule
+    from small_bundles import small_bundle
+
+    small_bundle(Schedule.linear()).save("my-bundle")
+
+
+def _given_fashion() -> None:
+    """Fashion-MNIST as `optcov data` leaves it, but few images of it."""
+    import gzip
+    import struct
+
+    from optcov.bundle import test_images
+    from optcov.data import to_8bit
+
+    Path("data/fashion-mnist").mkdir(parents=True)
+    pixels = to_8bit(test_images("fashion")).numpy()[:, 0]
+    for name, images in (("train", pixels[:48]), ("t10k", pixels[48:64])):
+        count, height, width = images.shape
+        with gzip.open(f"data/fashion-mnist/{name}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(struct.pack(">IIII", 0x0803, count, height, width) + images.tobytes())
+        with gzip.open(f"data/fashion-mnist/{name}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(struct.pack(">II", 0x0801, count) + bytes(count))
+
+
+def _checkpoints() -> None:
+    """Files of a network of reduced width under the names of the page."""
+    from test_checkpoints_zoo import write_files
+
+    write_files(Path.cwd(), "cifar10-ls")
+
+
+PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
+    "README.md": (_own_pipeline, _own_images, _own_bundle),
+    "docs/diffusers.md": (_own_pipeline, _own_images, _own_bundle),
+    "docs/data.md": (_given_fashion,),
+    "docs/how-to/import-the-papers-checkpoints.md": (_checkpoints,),
+    "docs/likelihood.md": (_own_images, _own_bundle),
+    "docs/metrics.md": (_given_fashion,),
+}
+
+
+def main(page: str) -> None:
+    """Follow a page from start to end, and keep the pictures it shows."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from test_documentation import NOT_RUN, reason
+
+    shown = set(PICTURE.findall(read(page)))
+    with tempfile.TemporaryDirectory() as place, _chdir(Path(place)):
+        prepare(page, Path(place))
+        reader = Reader()
+        for piece in pieces(page):
+            if not reason(NOT_RUN, piece):
+                print(piece.title, flush=True)  # noqa: T201
+                with contextlib.redirect_stdout(io.StringIO()) as said:
+                    reader.follow(piece)
+                print(said.getvalue(), flush=True)  # noqa: T201
+        for name in sorted(shown):
+            for made in Path(place).rglob(name):
+                shutil.copy(made, ROOT / "docs" / "images" / name)
+                print(f"docs/images/{name}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

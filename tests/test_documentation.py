@@ -1,0 +1,124 @@
+"""Every command and every piece of Python in README and docs runs as printed.
+
+Pages are followed from top to bottom, each in a directory of its own. What is slow runs in the long suite; what
+cannot run here is in NOT_RUN, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from documentation_pages import PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read
+
+# page -> how a command begins, or a line of Python -> why it is not run by this file
+NOT_RUN: dict[str, dict[str, str]] = {
+    "README.md": {
+        "make demo": "installs the project; what it then runs, optcov demo, is in test_release.py and test_sampling_cli.py",
+        "make test": "runs this file",
+    },
+    "docs/data.md": {"optcov data": "fetches from the publishers; test_data.py fetches from a local mirror"},
+    "docs/how-to/many-gpus.md": {
+        "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_training_processes.py launch two processes",
+        "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
+    },
+    "docs/tables.md": {
+        "optcov table fid --bundle fashion": "takes hours",
+        "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",
+    },
+    "docs/training.md": {
+        "optcov data": "fetches from the publishers; test_data.py fetches from a local mirror",
+        "optcov train": "takes hours; test_training.py trains for a few steps",
+        "optcov fit": "fits on what the command before trained; test_training_fit.py fits on a small network",
+    },
+}
+# page -> how a command begins -> why it runs in the long suite only; "*" for the whole page
+LONG: dict[str, dict[str, str]] = {
+    "README.md": {"optcov fit": "as many images and times as by default", "optcov bpd": "two sweeps with every design"},
+    "docs/benchmarks.md": {"*": "benchmarks take minutes"},
+    "docs/likelihood.md": {
+        "optcov bpd my-bundle images --images": "sweeps all 1,000 times twice",
+        "optcov bpd my-bundle images --repeats": "sweeps all 1,000 times ten times",
+        "optcov trajectory": "sweeps all 1,000 times",
+    },
+    "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
+    "docs/tables.md": {"*": "a quick table takes minutes"},
+}
+
+COMMAND = re.compile(r"^ {4}(?:optcov|make|python|accelerate|pip) ", re.MULTILINE)
+INDENTED = {"docs/model-zoo.md"}  # its commands are held to the networks they name by test_checkpoints_zoo.py
+
+
+def reason(table: dict[str, dict[str, str]], piece: Piece) -> str | None:
+    """Why a table takes a piece out; None if it does not."""
+    for start, why in table.get(piece.page, {}).items():
+        if start == "*" or piece.text.startswith(start) or (piece.language == "python" and start in piece.text):
+            return why
+    return None
+
+
+def quick(page: str) -> list[Piece]:
+    return [p for p in pieces(page) if not reason(NOT_RUN, p) and not reason(LONG, p)]
+
+
+def follow(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[Piece]) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    prepare(page, directory)
+    reader = Reader()
+    for piece in wanted:
+        reader.follow(piece)
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if quick(page)])
+def test_a_page_runs_as_printed(page, tmp_path, monkeypatch, capsys):
+    follow(page, tmp_path, monkeypatch, quick(page))
+    assert "Traceback" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [page for page in pages() if page in LONG])
+def test_a_page_runs_with_its_long_commands(page, tmp_path, monkeypatch):
+    follow(page, tmp_path, monkeypatch, [p for p in pieces(page) if not reason(NOT_RUN, p)])
+
+
+@pytest.mark.parametrize(("table", "page"), [(t, page) for t in (NOT_RUN, LONG) for page in t])
+def test_what_is_not_run_is_there_and_has_a_reason(table, page):
+    assert page in pages()
+    for start, why in table[page].items():
+        assert len(why) >= 10
+        assert start == "*" or any(reason({page: {start: why}}, piece) for piece in pieces(page)), start
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_are_in_blocks_that_are_run(page):
+    if page not in INDENTED:
+        assert not COMMAND.findall(read(page)), "put commands into a ```bash block, where this file finds them"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_and_pictures_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+    for name in PICTURE.findall(text):
+        assert (ROOT / "docs" / "images" / name).stat().st_size < 400_000
+
+
+def test_the_readme_quotes_the_paper_as_it_is():
+    paper = {name: json.loads((ROOT / f"src/optcov/tables/paper/{name}.json").read_text()) for name in ("fid", "bpd")}
+    fid, bits = paper["fid"]["settings"]["CIFAR10 (LS)"], paper["bpd"]["settings"]["CIFAR10 (LS)"]
+    rows = [line.split("|")[1:-1] for line in _between(read("README.md"), "measured").splitlines() if "|" in line]
+    found = {cells[0].strip(" *"): [cell.strip(" *") for cell in cells[1:]] for cells in rows}
+    for method, values in fid["rows"].items():
+        assert found[method][2:4] == [f"{values[fid['steps'].index(K)]:.2f}" for K in (10, 25)], method
+    for method, values in bits["rows"]["ET"].items():
+        assert found[method][6:8] == [f"{values[bits['steps'].index(K)]:.2f}" for K in (10, 25)], method
+
+
+def _between(text: str, name: str) -> str:
+    return text.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
