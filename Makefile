@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# One thread per process: two test processes share two cores without fighting over them.
 # Settings of the embedded model's second stage.
-FASHION_FIT := --images 3072 --measure-images 256
-FASHION_TRAJECTORY := --images 64 --times 200
+FASHION_FIT := --images 12288 --measure-images 512
+FASHION_TRAJECTORY := --images 128 --times 200
+# One thread per process: two test processes share two cores without fighting over them.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: demo test test-long lint format train-fashion clean
+.PHONY: demo test test-long lint format docs wheel train-fashion clean
 
 demo: $(INSTALLED)
 	$(BIN)/optcov demo
@@ -39,6 +39,13 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: $(INSTALLED)
+	$(BIN)/python -m build --wheel
 
 clean:
 	rm -rf .venv build dist site

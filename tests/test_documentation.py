@@ -17,12 +17,12 @@ from documentation_pages import PICTURE, ROOT, Piece, Reader, pages, pieces, pre
 # page -> how a command begins, or a line of Python -> why it is not run by this file
 NOT_RUN: dict[str, dict[str, str]] = {
     "README.md": {
-        "make demo": "installs the project; what it then runs, optcov demo, is in test_release.py and test_sampling_cli.py",
+        "make demo": "installs the project; what it then runs, optcov demo, is run by test_release.py",
         "make test": "runs this file",
     },
     "docs/data.md": {"optcov data": "fetches from the publishers; test_data.py fetches from a local mirror"},
     "docs/how-to/many-gpus.md": {
-        "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_training_processes.py launch two processes",
+        "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_training_processes.py launch two",
         "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
     },
     "docs/tables.md": {
