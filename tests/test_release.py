@@ -45,9 +45,11 @@ def test_what_checks_and_documentation_need_is_pinned():
     pinned = {
         line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
-    extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
-    for requirement in re.findall(r'"([\w-]+)', extras):
-        assert requirement in pinned
+    project = (ROOT / "pyproject.toml").read_text()
+    for extra in ("dev", "docs"):
+        (needed,) = re.findall(rf"^{extra} = \[(.*?)\]$", project, re.DOTALL | re.MULTILINE)
+        for requirement in re.findall(r'"([\w-]+)', needed):
+            assert requirement in pinned
 
 
 @pytest.mark.long
