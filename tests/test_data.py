@@ -177,6 +177,20 @@ def test_npz_and_npy_take_every_layout(tmp_path: Path, layout: str) -> None:
     assert len(data.load(tmp_path / "a.npz", "test")) == 3
 
 
+def test_a_npz_with_one_split_does_not_lend_its_images_to_the_other(tmp_path: Path) -> None:
+    """Held-out images must not be those of the training: a missing split is an error, not a part of the other one."""
+    images = random_images(20, 1, 6, 5)
+    for name in ("train", "x_train"):
+        np.savez(tmp_path / "a.npz", **{name: images.numpy()})
+        assert torch.equal(data.load(tmp_path / "a.npz", "train").images, images)
+        assert torch.equal(data.load(tmp_path / "a.npz", "all").images, images)
+        with pytest.raises(data.DataError, match=f"{name}.*name them 'test'"):
+            data.load(tmp_path / "a.npz", "test")
+    np.savez(tmp_path / "a.npz", pretrained=images.numpy())  # no split, though the word is in the name
+    parts = [data.load(tmp_path / "a.npz", split) for split in ("train", "test")]
+    assert [len(part) for part in parts] == [18, 2]
+
+
 def test_written_npz_is_read_back_whole(tmp_path: Path) -> None:
     images = data.ImageSet(random_images(7, 3, 4, 4), torch.arange(7), "mine")
     data.write_npz(tmp_path / "a.npz", images)
@@ -288,6 +302,11 @@ def test_hub_data_sets_load_from_local_parquet_files(tmp_path: Path, monkeypatch
     loaded = data.load(f"hf:{tmp_path / 'set'}")
     assert torch.equal(loaded.images, images)
     assert loaded.labels.tolist() == [0, 1, 2, 0, 1, 2]  # type: ignore[union-attr]
+    damaged = {"image": [{"bytes": b"no image", "path": None}] * 2, "label": [0, 1]}
+    (tmp_path / "damaged").mkdir()
+    datasets.Dataset.from_dict(damaged, features=features).to_parquet(tmp_path / "damaged" / "train.parquet")
+    with pytest.raises(data.DataError, match=r"cannot read the image of hf:.*row 0"):
+        data.load(f"hf:{tmp_path / 'damaged'}")
     with pytest.raises(data.DataError, match="cannot load hf:"):
         data.load(f"hf:{tmp_path / 'nothing'}")
 
@@ -406,6 +425,9 @@ def test_cifar_archive_is_unpacked_batch_by_batch(tmp_path: Path, monkeypatch: p
     with pytest.raises(data.DataError, match="is not a batch of 30730000 bytes"):
         list(fetch.fetch("cifar10", tmp_path / "here"))
     monkeypatch.setattr(fetch, "BATCH_BYTES", 4 * cifar.RECORD)
+    assert len(list(fetch.fetch("cifar10", tmp_path / "here"))) == 6
+    damaged = tmp_path / "here" / cifar.FOLDERS[".bin"] / "data_batch_2.bin"
+    damaged.write_bytes(damaged.read_bytes()[: -cifar.RECORD])  # a batch that would still load, with an image less
     assert len(list(fetch.fetch("cifar10", tmp_path / "here"))) == 6
     assert torch.equal(data.load(tmp_path / "here").images, data.load(tmp_path / "source").images)
 

@@ -9,7 +9,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -104,28 +104,43 @@ def load_npy(path: Path) -> ImageSet:
 def load_npz(path: Path, split: str) -> tuple[ImageSet, bool]:
     """Load a split of a npz file, and tell whether the file has splits; without them, load all.
 
-    A split is an array named e.g. train, x_train or train_images, with train_labels or y_train.
+    A split is an array named e.g. train, x_train or train_images, with train_labels or y_train. A file that has only
+    the other split has no images for this one: those were trained on.
     """
     arrays = read_npz(path)
-    for names, label_names in (
-        ((split, f"x_{split}", f"{split}_images"), (f"{split}_labels", f"y_{split}")),
-        (UNSPLIT_NAMES, ("labels", "arr_1", "y")),
-        (tuple(arrays) if len(arrays) == 1 else (), ()),
-    ):
-        found = next((name for name in names if name in arrays), None)
-        if found is not None:
-            images = as_images(arrays[found], f"{path}[{found!r}]")
-            own_split = split in found
-            name = f"{Path(path).name} ({split})" if own_split else Path(path).name
-            return ImageSet(images, _labels(arrays, label_names, path), name), own_split
+    splits = {part: _first(arrays, _split_names(part)) for part in ("train", "test")}
+    if any(splits.values()):
+        found, label_names = splits[split], [f"{split}_labels", f"y_{split}"]
+    else:
+        found, label_names = _first(arrays, UNSPLIT_NAMES), ["labels", "arr_1", "y"]
+        found = next(iter(arrays)) if found is None and len(arrays) == 1 else found
+    if found is not None:
+        own_split = splits[split] is not None
+        name = f"{Path(path).name} ({split})" if own_split else Path(path).name
+        images = as_images(arrays[found], f"{path}[{found!r}]")
+        return ImageSet(images, _labels(arrays, label_names, path), name), own_split
     raise DataError(
         f"{path} holds {', '.join(map(repr, arrays))}, but no images under a known name; "
         f"name them {split!r}, or 'images' if there are no splits"
     )
 
 
-def _labels(arrays: Mapping[str, Array], names: tuple[str, ...], path: Path) -> Tensor | None:
-    name = next((name for name in names if name in arrays), None)
+def npz_splits(path: Path) -> list[str]:
+    """Those of train and test that a npz file has; none of them if it is not divided."""
+    arrays = read_npz(path)
+    return [split for split in ("train", "test") if _first(arrays, _split_names(split)) is not None]
+
+
+def _split_names(split: str) -> tuple[str, ...]:
+    return split, f"x_{split}", f"{split}_images"
+
+
+def _first(arrays: Mapping[str, Array], names: Sequence[str]) -> str | None:
+    return next((name for name in names if name in arrays), None)
+
+
+def _labels(arrays: Mapping[str, Array], names: Sequence[str], path: Path) -> Tensor | None:
+    name = _first(arrays, names)
     if name is None:
         return None
     if arrays[name].dtype.kind not in "biu":

@@ -27,7 +27,7 @@ def load_hub(name: str, split: str) -> ImageSet:
     if column is None:
         raise DataError(f"hf:{name} has no image column among {', '.join(table.features)}")
     label = next((key for key, kind in table.features.items() if isinstance(kind, datasets.ClassLabel)), None)
-    pixels = [_pixels(row, f"hf:{name} ({split}), row {number}") for number, row in enumerate(table[column])]
+    pixels = [_pixels(table, column, number, f"hf:{name} ({split}), row {number}") for number in range(len(table))]
     if len({image.shape for image in pixels}) != 1:
         odd = next(number for number, image in enumerate(pixels) if image.shape != pixels[0].shape)
         raise DataError(
@@ -38,8 +38,14 @@ def load_hub(name: str, split: str) -> ImageSet:
     return ImageSet(torch.from_numpy(np.stack(pixels)), labels, f"{Path(name).name} ({split})")
 
 
-def _pixels(image: Any, name: str) -> np.ndarray[Any, Any]:
-    """uint8 (C, H, W) of a Pillow image."""
+def _pixels(table: Any, column: str, number: int, name: str) -> np.ndarray[Any, Any]:
+    """uint8 (C, H, W) of the image in a row."""
+    try:
+        image = table[number][column]
+    except Exception as error:  # decoding fails in that package, in pyarrow or in Pillow, with no common base
+        raise DataError(f"cannot read the image of {name}: {' '.join(str(error).split())[:200]}") from error
+    if image is None:
+        raise DataError(f"{name} has no image; remove or replace it")
     if image.mode not in ("L", "RGB"):
         raise DataError(f"{name} has the colour mode {image.mode}; convert it to 8-bit grey (L) or RGB")
     pixels = np.array(image, dtype=np.uint8)

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from optcov import storage
+from optcov.data.arrays import read_npz
 from optcov.data.export import write_png
+from optcov.data.folders import read_image
 from optcov.data.images import DataError
 
 FORMATS = ("png", "npz")
@@ -61,14 +63,21 @@ class SampleDirectory:
     def first(self, count: int) -> Tensor:
         """Read the first `count` images back, 8-bit (count, C, H, W)."""
         if self.format == "png":
-            return torch.stack([_read_png(self.path / "images" / f"{index:06d}.png") for index in range(count)])
+            return torch.stack(
+                [torch.from_numpy(read_image(self.path / "images" / f"{i:06d}.png")) for i in range(count)]
+            )
         found: dict[int, Tensor] = {}
         for shard in sorted((self.path / "shards").glob("*.npz")):
             match = _SHARD.fullmatch(shard.name)
             if match and int(match[1]) < count:
-                with np.load(shard, allow_pickle=False) as content:
-                    found.update(enumerate(torch.from_numpy(content["images"]), start=int(match[1])))
-        return torch.stack([found[index] for index in range(count)])
+                images = read_npz(shard).get("images")
+                if images is None or images.ndim != 4 or images.dtype != np.uint8:
+                    raise DataError(f"{shard} holds no 8-bit images (n, C, H, W); remove it to draw them again")
+                found.update(enumerate(torch.from_numpy(images), start=int(match[1])))
+        try:
+            return torch.stack([found[index] for index in range(count)])
+        except (KeyError, RuntimeError) as error:
+            raise DataError(f"the shards in {self.path} lack images, or differ in shape: {error}") from error
 
     def _check_agreement(self) -> None:
         file, settings = self.path / "run.json", self._settings
@@ -104,11 +113,3 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((index, index))
     return runs
-
-
-def _read_png(path: Path) -> Tensor:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        pixels = np.asarray(image)
-    return torch.from_numpy(pixels.copy()).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)

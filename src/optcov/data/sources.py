@@ -11,11 +11,12 @@ hf:NAME                                    those of the Hugging Face data set
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 
 import torch
 
-from optcov.data.arrays import load_npy, load_npz
+from optcov.data.arrays import load_npy, load_npz, npz_splits
 from optcov.data.cifar import find_batches, load_cifar
 from optcov.data.folders import load_folder
 from optcov.data.huggingface import load_hub
@@ -37,6 +38,8 @@ def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed
     if split != "all":
         images, own_split = _load_split(source, split)
         return images if own_split else images.split(test_share, seed)[split == "test"]
+    if Path(source).suffix == ".npz" and Path(source).is_file():
+        return reduce(join, [load_npz(Path(source), part)[0] for part in npz_splits(Path(source)) or ["train"]])
     images, own_split = _load_split(source, "train")
     return join(images, _load_split(source, "test")[0]) if own_split else images
 
