@@ -1,0 +1,70 @@
+"""The embedded Fashion-MNIST model: the paper's ordering of bits/dim, and calibration, on its held-out images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optcov import bundle
+from optcov.likelihood import cost_table
+from optcov.training import calibrate
+
+
+@pytest.fixture(scope="module")
+def fashion():
+    return bundle.load("fashion")
+
+
+@pytest.fixture(scope="module")
+def images():
+    return bundle.test_images("fashion")
+
+
+def assert_the_papers_ordering(model, images, K):
+    """bits/dim of NPR-DDPM < A-DDPM < DDPM with variance beta: paired differences of 3 standard errors or more."""
+    trajectory = model.trajectory(K, "even")
+    table = cost_table(
+        model.reverse_process("NPR-DDPM"),
+        images,
+        ["npr", "analytic", "beta"],
+        times=trajectory.times,
+        mean_square_noise=model.per_time("mean_square_noise"),
+        groups=len(images),
+    )
+    for better, worse in [("npr", "analytic"), ("analytic", "beta")]:
+        difference = table.difference(worse, trajectory, better)
+        assert difference.mean >= 3 * difference.standard_error, f"{worse} - {better} at K = {K}: {difference}"
+
+
+@pytest.mark.parametrize("K", [10, 25])
+def test_npr_needs_fewer_bits_than_analytic_and_analytic_fewer_than_beta(fashion, images, K):
+    assert_the_papers_ordering(fashion, images[:24], K)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("K", [10, 25, 50, 100])
+def test_the_ordering_of_bits_holds_on_all_held_out_images(fashion, images, K):
+    assert_the_papers_ordering(fashion, images, K)
+
+
+def test_npr_is_calibrated_in_every_decile_of_t(fashion):
+    """As measured by `optcov fit` on test images when the model was made."""
+    ratios = fashion.provenance["calibration"]["npr"]["ratio"]
+    assert len(ratios) == 10
+    assert all(0.9 <= ratio <= 1.1 for ratio in ratios)
+
+
+@pytest.mark.long
+def test_npr_is_calibrated_in_every_decile_of_t_on_other_images_and_noise(fashion, images):
+    class Held:
+        shape = tuple(images.shape[1:])
+
+        def __len__(self):
+            return len(images)
+
+        def unit(self, index):
+            return images[torch.as_tensor(index)]
+
+    found = calibrate(fashion.network, Held(), "npr", samples=8192, seed=7)
+    assert bool(((found.ratio >= 0.9) & (found.ratio <= 1.1)).all()), found
+    assert float(found.error.max()) < 0.03
