@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
 
 
 class StorageError(ValueError):
@@ -56,6 +59,17 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON, indented, at once or not at all; NaN is refused."""
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file and flush it to disk. A crash in the middle leaves a line without its end."""
+    try:
+        with Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_json(path: Path) -> Any:
@@ -102,7 +116,16 @@ def directory_lock(directory: Path) -> Iterator[None]:
             raise StorageError(
                 f"{directory} is in use by another process; wait for it, or choose another directory"
             ) from error
+        _remove_leftovers(directory)
         yield
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what killed runs were writing: temporary files here and one level down, in a directory that we hold."""
+    for pattern in (".*.part", "*/.*.part"):
+        for path in directory.glob(pattern):
+            if _TEMPORARY.fullmatch(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

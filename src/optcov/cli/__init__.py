@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -95,10 +94,9 @@ def main() -> None:
     """
     try:
         app()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if os.environ.get("OPTCOV_TRACEBACK"):
             raise
-        from optcov.cli.console import errors
+        from optcov.cli.console import fail
 
-        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        fail(str(error))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import errors, finish, print_json, print_table
+from optcov.cli.console import errors, finish, print_json, print_table, resumable
 from optcov.cli.sweeping import SweepOptions, run_sweep
 
 if TYPE_CHECKING:
@@ -33,12 +34,16 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
     """Bound the negative log-likelihood of images: every covariance, every K, even and optimal trajectories."""
+    from accelerate import PartialState
+
     from optcov import storage
     from optcov.likelihood import likelihood_table, pool_repeats
 
     lengths = _numbers(steps)
     runs: list[list[LikelihoodRow]] = []
-    with storage.directory_lock(out):
+    first = PartialState().is_main_process
+    # one lock for the run; its other processes write the states of their own sweeps alone
+    with resumable(out), storage.directory_lock(out) if first else nullcontext():
         for number in range(repeats):
             options = SweepOptions(
                 bundle, data, times, designs, eta, last_variance, cdf, seed + number, schedule, batch_size
@@ -50,6 +55,8 @@ def command(
         rows = runs[0] if repeats == 1 else pool_repeats(runs)
         conventions = {"eta": eta, "last_variance": last_variance, "cdf": cdf, "repeats": repeats, "images": images}
         result = {"bundle": bundle, "data": data, **conventions, "rows": [row.to_json() for row in rows]}
+        if not first:
+            return
         storage.write_json(out / "table.json", result)
         _plot(rows, out)
     if json:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-output = Console()
-errors = Console(stderr=True)
+FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
+INTERRUPTED = 130  # the exit code of shells for Ctrl-C
+
+output = Console(quiet=not FIRST)
+errors = Console(stderr=True, quiet=not FIRST)
 
 Item = TypeVar("Item")
 
@@ -41,9 +49,37 @@ def track(
             yield item
 
 
+@contextmanager
+def resumable(where: Path) -> Iterator[None]:
+    """Let Ctrl-C end a command cleanly, and say that the same command goes on with what is in a directory."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = f"stopped; the same command goes on with what is kept in {where}: {command_line()}"
+        errors.print(said, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def command_line() -> str:
+    """The command line as the user gave it, without the directory of the program."""
+    return " ".join(["optcov", *(shlex.quote(part) for part in sys.argv[1:])])
+
+
+def fail(message: str) -> NoReturn:
+    """End the program by one sentence and exit code 2; a process among several says which it is.
+
+    Names of files may hold anything: what would break the line or steer a terminal is escaped.
+    """
+    process = "" if FIRST else f" in process {os.environ['RANK']}"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    Console(stderr=True).print(f"error{process}: {text}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
 def print_json(content: Any) -> None:
     """Print one JSON document on standard output, for machines."""
-    print(json.dumps(content, indent=2, allow_nan=False))  # noqa: T201
+    if FIRST:
+        print(json.dumps(content, indent=2, allow_nan=False))  # noqa: T201
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

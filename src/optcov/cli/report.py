@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import finish, track
+from optcov.cli.console import command_line, finish, track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,6 @@ def command(
 ) -> None:
     """Put tables, plots, samples, variance maps and calibration on one self-contained HTML page."""
     from optcov import bundle as bundles
-    from optcov.cli.table import command_line
     from optcov.report.page import write_page
     from optcov.report.page_sections import (
         QUICK,

@@ -5,13 +5,12 @@ Under `accelerate launch -m optcov table ...`, or in several commands with one -
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import errors, finish, output, print_json, print_table, track
+from optcov.cli.console import command_line, errors, finish, output, print_json, print_table, resumable, track
 
 if TYPE_CHECKING:
     from optcov.tables import Progress, TableResult, TableRun
@@ -84,7 +83,8 @@ def command(
         batch_size=batch_size,
     )
     run = table_run(name, evaluation, out, optimal=optimal, target=target)
-    _drain(run, name, quiet=not first)
+    with resumable(out):
+        _drain(run, name, quiet=not first)
     if not first:
         return
     result = replace(run.table, made_by=made_by(command_line(), evaluation))
@@ -131,13 +131,6 @@ def _drain(run: TableRun[TableResult], name: str, quiet: bool) -> None:
 
 def _bold(text: str, best: bool) -> str:
     return f"[bold]{text}[/bold]" if best else text
-
-
-def command_line() -> str:
-    """The command line as the user gave it, without the directory of the program."""
-    import sys
-
-    return " ".join(["optcov", *(shlex.quote(part) for part in sys.argv[1:])])
 
 
 def _numbers(text: str) -> tuple[int, ...]:

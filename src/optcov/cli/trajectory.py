@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import typer
 
-from optcov.cli.console import finish, print_json, print_table
+from optcov.cli.console import finish, print_json, print_table, resumable
 from optcov.cli.sweeping import SweepOptions, run_sweep
 
 
@@ -27,6 +28,8 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the trajectories as JSON."),
 ) -> None:
     """Choose the times of every length by dynamic programming over the costs of training images."""
+    from accelerate import PartialState
+
     from optcov import bundle as bundles
     from optcov import storage
     from optcov.methods import find_method
@@ -40,8 +43,11 @@ def command(
     options = SweepOptions(
         bundle, data, times, row.covariance, row.eta, last_variance, "exact", seed, schedule, batch_size
     )
-    with storage.directory_lock(out):
+    first = PartialState().is_main_process
+    with resumable(out), storage.directory_lock(out) if first else nullcontext():
         table = run_sweep(options, "train", images, out)
+    if not first:
+        return
     best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), last_variance)
     bundles.load(bundle, schedule).with_trajectories(row.name, list(best.values())).save(bundle)
     plot_lengths({K: best[K].times for K in _shown(best)}, out / "times.png", row.name)

@@ -174,15 +174,25 @@ class Sweep:
 
     def _resume(self, path: Path) -> Sums:
         tensors, metadata = read_tensors(path)
-        found = json.loads(metadata.get("settings", "{}"))
+        try:
+            found = dict(json.loads(metadata["settings"]))
+            dimensions, finished = int(metadata["dimensions"]), int(metadata["finished"])
+            names = [str(name) for name in json.loads(metadata["designs"])]
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} is not the state of a sweep: {error!r}; remove it to start anew") from error
         for name, value in self._settings.items():
             if found.get(name) != value:
                 raise ValueError(
                     f"{path} belongs to another sweep: its {name} is {found.get(name)}, here it is {value}; "
                     f"repeat that sweep's settings, or choose another file"
                 )
-        sums = self._allocate(int(metadata["dimensions"]), [], json.loads(metadata["designs"]))
-        sums.restore(tensors, int(metadata["finished"]))
+        if dimensions != self._load(self.members[:1])[0].numel() or not 0 < finished <= len(self.grid):
+            raise ValueError(f"{path} does not fit these images and times; remove it to start anew")
+        sums = self._allocate(dimensions, [], names)
+        try:
+            sums.restore(tensors, finished)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
         return sums
 
     def _save(self, path: Path, sums: Sums) -> None:
@@ -280,9 +290,12 @@ def gather(table: CostTable, processes: int) -> CostTable:
     """Merge the shards of all processes of a run under Accelerate, in every one of them."""
     if processes == 1:
         return table
+    from accelerate import PartialState
     from accelerate.utils import reduce
 
-    return replace(table, sums=reduce(dict(table.sums), reduction="sum"))
+    device = PartialState().device  # a process group of GPUs adds nothing up that lies on the CPU
+    summed = reduce({name: value.to(device) for name, value in table.sums.items()}, reduction="sum")
+    return replace(table, sums={name: value.cpu() for name, value in summed.items()})
 
 
 def _all_times(process: ReverseProcess) -> list[float]:

@@ -68,11 +68,13 @@ class CheckpointStore:
             state = json.loads(metadata["state"])
             best = None if state["best"] is None else (int(state["best"][0]), float(state["best"][1]))
             saved_step, identity = int(state["step"]), dict(state["identity"])
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
             raise StorageError(f"{self.path(step)} is not a checkpoint of a training: {error!r}") from error
         groups: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "optimizer": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
+            if group not in groups:
+                raise StorageError(f"{self.path(step)} is not a checkpoint of a training: it holds {name!r}")
             groups[group][rest] = tensor
         return Checkpoint(saved_step, **groups, identity=identity, best=best)
 
@@ -103,6 +105,8 @@ def restore_optimizer(
     """Put an optimizer's state back, in the memory layout that the optimizer itself would choose."""
     for key, value in saved.items():
         name, _, quantity = key.rpartition("/")
+        if name not in parameters:
+            raise TrainingError(f"the optimizer's state of the checkpoint belongs to another model: {name!r}")
         parameter = parameters[name]
         place = (
             torch.empty_like(parameter) if value.shape == parameter.shape and value.ndim else torch.empty_like(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
-from optcov.storage import StorageError, write_bytes
+from optcov.storage import StorageError, append_line, write_bytes
 from optcov.training.config import TrainingError
 
 
@@ -41,21 +41,23 @@ class Journal:
         return list(self._whole_lines())[len(self._header) :]
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line; it is on its way to the disk when this returns."""
-        try:
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line, allow_nan=False) + "\n")
-        except OSError as error:
-            raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
+        """Add a line; it is on disk when this returns."""
+        append_line(self.path, json.dumps(line, allow_nan=False))
 
     def _whole_lines(self) -> Iterator[Any]:
-        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        try:
+            text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageError(f"cannot read {self.path}: {error}") from error
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):  # a killed run may have cut its last line short
                 yield self._parse(line)
 
     def _parse(self, line: str) -> Any:
         try:
-            return json.loads(line)
-        except ValueError as error:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise StorageError(f"{self.path} holds a line that is no JSON: {line[:80]!r}") from error
+        if not isinstance(parsed, dict):
+            raise StorageError(f"{self.path} holds a line that is no record: {line[:80]!r}")
+        return parsed

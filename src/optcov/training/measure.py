@@ -14,11 +14,12 @@ from typing import final
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from optcov.bundle import NumbersPerTime
 from optcov.forward import ForwardProcess
-from optcov.networks import HeadedNetwork
+from optcov.networks import HeadedNetwork, fingerprint
 from optcov.networks.times import FIRST_TIME, TimeMatch
 from optcov.noise import batch_noise
 from optcov.schedule import Schedule
@@ -75,18 +76,33 @@ def measure(
     """
     chosen = chosen_images(source, images, seed)
     grid = network.native_schedule.check_times(torch.as_tensor(times))
-    identity = {"images": len(chosen), "seed": seed, "schedule": repr(network.native_schedule)}
-    journal = Journal(Path(directory) / "numbers.jsonl", identity) if directory is not None else None
-    done = {record["time"]: TimeRecord(**record) for record in journal.read()} if journal else {}
     accelerator = Accelerator()
-    accelerator.wait_for_everyone()  # all have read the journal before one of them adds to it
+    journal: Journal | None = None
+    if directory is not None and accelerator.is_main_process:
+        journal = Journal(Path(directory) / "numbers.jsonl", _identity(network, source, chosen, seed))
+    found = broadcast_object_list([journal.read() if journal else []])[0]
+    try:
+        done = {record["time"]: TimeRecord(**record) for record in found}
+    except (KeyError, TypeError) as error:
+        raise TrainingError(f"numbers.jsonl in {directory} holds no numbers per time: {error}; remove it") from error
     network = network.to(accelerator.device).eval()
     for t in grid.tolist():
         if t not in done:
             done[t] = _measure_at(network, source, chosen, t, batch_size, seed, accelerator)
-            if journal and accelerator.is_main_process:
+            if journal:
                 journal.append(asdict(done[t]))
         yield done[t]
+
+
+def _identity(network: HeadedNetwork, source: Source, chosen: Tensor, seed: int) -> dict[str, object]:
+    """What numbers belong to, so that those of another network or other images are not taken for them."""
+    return {
+        "network": fingerprint(network.backbone),
+        "data": float(source.unit(chosen[:16]).double().sum()),
+        "images": len(chosen),
+        "seed": seed,
+        "schedule": repr(network.native_schedule),
+    }
 
 
 @torch.no_grad()

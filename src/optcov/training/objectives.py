@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -48,7 +49,9 @@ class HeadObjective(nn.Module):
     ):
         super().__init__()
         _check_loss(loss, tasks)
-        network.backbone.requires_grad_(False)
+        network.requires_grad_(False)  # also heads that it has already, which are not trained
+        for task in tasks.values():
+            task.module.requires_grad_(True)
         self.network, self.loss, self.dropout = network, loss, dropout
         self.tasks = dict(tasks)
         self.modules_by_name = nn.ModuleDict({name: task.module for name, task in tasks.items()})
@@ -65,6 +68,8 @@ class HeadObjective(nn.Module):
         """Sum of the heads' losses per sample."""
         with torch.no_grad():
             situation, output = look(self.network, self.process, batch)
+        # torch crashes in the gradient of a group normalisation of channels-last inputs that need none themselves
+        output = replace(output, features=output.features.contiguous())
         return head_losses(self.tasks, situation, output, self.loss)
 
 
