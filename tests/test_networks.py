@@ -297,3 +297,77 @@ def test_the_fingerprint_does_not_know_the_memory_layout():
     plain, last = nn.Conv2d(8, 1, 3), nn.Conv2d(8, 1, 3)
     last.load_state_dict(plain.state_dict())
     assert fingerprint(last.to(memory_format=torch.channels_last)) == fingerprint(plain)
+
+
+class ActivatedNet(TinyNet):
+    """The same with its activation as a module, as diffusers' UNet2DModel has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv_act = nn.SiLU()
+        nn.init.normal_(self.conv_norm_out.weight)
+
+    def forward(self, x, time):
+        hidden = self.body(x) + self.shift(self.time_embedding(time[:, None] / 1000))[..., None, None]
+        return self.conv_out(self.conv_act(self.conv_norm_out(hidden)))
+
+
+def with_backbones_norm(
+    net: nn.Module, head: ConvHead | TimedHead | ResidualHead
+) -> ConvHead | TimedHead | ResidualHead:
+    """A head as a fit makes it: its last layer fitted, its first normalisation the backbone's."""
+    nn.init.normal_(head.last.weight, std=0.1)
+    (head.norm1 if isinstance(head, ResidualHead) else head.norm).load_state_dict(net.conv_norm_out.state_dict())
+    return head.eval()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [ConvHead(8, 1, groups=4), TimedHead(8, 1, groups=4, base="noise"), ResidualHead(8, 1, 6, groups=4)],
+    ids=lambda head: head.kind,
+)
+def test_a_head_with_the_backbones_normalisation_takes_over_its_activation(head, x_t, monkeypatch):
+    torch.manual_seed(0)
+    net = ActivatedNet().eval().requires_grad_(False)
+    with_backbones_norm(net, head).requires_grad_(False)
+    seen = Backbone.unet(net)(x_t, torch.zeros(3))
+    more = (torch.tensor([1.0, 0.0, -3.0]), torch.zeros(3, 1, 8, 8))
+    own = head(seen.features, seen.time_embedding, *more)
+    norm = head.norm1 if isinstance(head, ResidualHead) else head.norm
+    monkeypatch.setattr(norm, "forward", lambda features: pytest.fail("the activation was computed again"))
+    assert torch.equal(head(seen.features, seen.time_embedding, *more, seen.activation), own)
+
+
+def test_an_activation_is_not_shared_once_the_weights_differ_or_are_trained(x_t):
+    torch.manual_seed(0)
+    net = ActivatedNet().eval().requires_grad_(False)
+    head = with_backbones_norm(net, ConvHead(8, 1, groups=4))
+    activation = Backbone.unet(net)(x_t, torch.zeros(3)).activation
+    assert not activation.serves(head.norm)  # its gradient is wanted
+    with torch.no_grad():
+        assert activation.serves(head.norm)
+        head.norm.bias.data[3] += 1e-6
+        assert not activation.serves(head.norm)
+        assert not activation.serves(nn.GroupNorm(8, 8))
+        assert not activation.serves(nn.GroupNorm(4, 8, eps=1e-3))
+
+
+def test_an_activation_is_shared_only_if_it_follows_the_tapped_normalisation(x_t):
+    class Between(ActivatedNet):
+        def forward(self, x, time):
+            return self.conv_out(self.conv_act(2 * self.conv_norm_out(self.body(x))))
+
+    assert Backbone(Between(), activation="conv_act")(x_t, torch.zeros(3)).activation is None
+    assert Backbone.unet(tiny())(x_t, torch.zeros(3)).activation is None
+    other = ActivatedNet()
+    other.conv_act = nn.GELU()
+    assert Backbone.unet(other)(x_t, torch.zeros(3)).activation is None
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_thin_convolution_serves_both_memory_layouts(layout):
+    thin = ThinConv2d(6, 3).double()
+    x = torch.randn(2, 6, 5, 4, dtype=torch.float64).to(memory_format=layout)
+    expected = nn.functional.conv2d(x, thin.weight, thin.bias, padding=1)
+    assert torch.allclose(thin(x), expected, rtol=1e-12, atol=1e-12)
+    assert thin(x).is_contiguous()

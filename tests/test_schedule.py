@@ -185,3 +185,10 @@ def test_bad_times_are_named(schedule, t, message):
 def test_bad_parameters_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_number_asked_for_again_is_not_the_one_somebody_changed():
+    schedule = Schedule.linear()
+    schedule.alpha_bar(500).zero_()
+    assert float(schedule.alpha_bar(500)) == pytest.approx(0.078587, rel=1e-5)
+    assert torch.equal(schedule.alpha_bar(torch.tensor([500])), schedule.alpha_bar(500)[None])

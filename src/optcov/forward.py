@@ -20,7 +20,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian import per_sample
+from optcov.gaussian import weighted_sum
 from optcov.schedule import Schedule, Time
 
 
@@ -62,8 +62,7 @@ class ForwardProcess:
             )
         if noise.shape != x_0.shape:
             raise ValueError(f"noise has shape {tuple(noise.shape)}, but x_0 has {tuple(x_0.shape)}; they must agree")
-        signal = per_sample(self.schedule.alpha_bar(t).sqrt(), x_0)
-        return signal * x_0 + per_sample(self.schedule.beta_bar(t).sqrt(), x_0) * noise
+        return weighted_sum(self.schedule.alpha_bar(t).sqrt(), x_0, self.schedule.beta_bar(t).sqrt(), noise)
 
     def bridge(self, t: Time, s: Time) -> Bridge:
         """Coefficients of the step from time t down to time s, 0 <= s < t."""

@@ -76,6 +76,13 @@ def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
     return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
 
 
+def weighted_sum(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """a x + b y for x and y (B, *D) and coefficients () or (B,), with one pass fewer over memory than written out."""
+    if b.ndim == 0:
+        return torch.add(per_sample(a, x) * x, y, alpha=float(b))
+    return torch.addcmul(per_sample(a, x) * x, per_sample(b, y), y)
+
+
 def sum_pixels(x: Tensor) -> Tensor:
     """Sum over everything but the batch: (B, *D) -> (B,)."""
     return x.flatten(1).sum(1)

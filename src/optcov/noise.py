@@ -20,8 +20,7 @@ def image_seed(seed: int, image: int, stream: int) -> int:
     Hashing all three into 32 bits would give two of 50,000 images the same noise in one run of four. Within a stream
     this is one-to-one in the image, for 2^32 images.
     """
-    digest = hashlib.blake2b(f"{operator.index(seed)}/{operator.index(stream)}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") ^ _scrambled(image & 0xFFFFFFFF)
+    return _stream_seed(seed, stream) ^ _scrambled(image & 0xFFFFFFFF)
 
 
 def image_generator(seed: int, image: int, stream: int) -> torch.Generator:
@@ -39,9 +38,16 @@ def batch_noise(
 ) -> Tensor:
     """Noise of several images, (len(images), *shape)."""
     noise = torch.empty((len(images), *shape), dtype=dtype)
-    for row, image in zip(noise, images, strict=True):
-        row.normal_(generator=image_generator(seed, image, stream))  # what image_noise draws, without a copy
+    generator, stream_seed = torch.Generator(), _stream_seed(seed, stream)
+    for row, image in zip(noise, images, strict=True):  # what image_noise draws, with no copy and one generator
+        row.normal_(generator=generator.manual_seed(stream_seed ^ _scrambled(image & 0xFFFFFFFF)))
     return noise
+
+
+def _stream_seed(seed: int, stream: int) -> int:
+    """Hash the numbers that all images of a stream have in common to 32 bits."""
+    digest = hashlib.blake2b(f"{operator.index(seed)}/{operator.index(stream)}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _scrambled(number: int) -> int:

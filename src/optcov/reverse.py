@@ -12,7 +12,7 @@ from torch import Tensor
 
 from optcov.estimators import CovarianceDesign, PerTime, make_estimator
 from optcov.forward import ForwardProcess
-from optcov.gaussian import ClampCounts, Gaussian, per_sample
+from optcov.gaussian import ClampCounts, Gaussian, weighted_sum
 from optcov.prediction import Network, NoisePrediction
 from optcov.schedule import Time
 
@@ -122,7 +122,7 @@ class ReverseProcess:
         """x0_hat, clipped to the data range, (B, *D)."""
         schedule, x_t = self.forward.schedule, _at_least_float32(x_t)
         noise_std, signal_std = schedule.beta_bar(t).sqrt(), schedule.alpha_bar(t).sqrt()
-        x_0 = (x_t - per_sample(noise_std, x_t) * prediction.noise) / per_sample(signal_std, x_t)
+        x_0 = weighted_sum(1 / signal_std, x_t, -noise_std / signal_std, prediction.noise)
         return x_0 if self.data_range is None else x_0.clamp(*self.data_range)
 
     def posterior_from(self, prediction: NoisePrediction, x_t: Tensor, t: Time) -> Gaussian:
@@ -159,7 +159,7 @@ class ReverseProcess:
         x_0 = self.clean_mean(prediction, x_t, t)
         if self.data_range is not None and not self.use_clipped_model_output:
             x_t = self.forward.diffuse(x_0, t, prediction.noise)  # the point that clipped x_0 and raw noise explain
-        return per_sample(bridge.clean_weight, x_t) * x_0 + per_sample(bridge.noisy_weight, x_t) * x_t
+        return weighted_sum(bridge.clean_weight, x_0, bridge.noisy_weight, x_t)
 
     def _checked_prediction(self, x_t: Tensor, t: Time) -> NoisePrediction:
         prediction = self.predict(x_t, t)

@@ -9,15 +9,35 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, wraps
 from numbers import Real
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Time = float | Tensor  # a number, or a (B,) tensor
+_Self = TypeVar("_Self")
+
+
+def remembered(method: Callable[[_Self, Time], Tensor]) -> Callable[[_Self, Time], Tensor]:
+    """Keep what a method returns, (), for times that are numbers: a loop asks for the same ones again and again."""
+
+    @lru_cache(maxsize=4096)
+    def known(owner: _Self, t: float) -> tuple[float, torch.dtype]:
+        found = method(owner, t)
+        return found.item(), found.dtype
+
+    @wraps(method)
+    def at(self: _Self, t: Time) -> Tensor:
+        if not isinstance(t, Real):
+            return method(self, t)
+        value, dtype = known(self, t)
+        return torch.tensor(value, dtype=dtype)  # a fresh one: whoever changes it in place changes nobody else's
+
+    return at
 
 
 class Schedule(ABC):
@@ -43,14 +63,17 @@ class Schedule(ABC):
     def check_times(self, t: Time) -> Tensor:
         """Return times as a CPU tensor, or raise a ValueError that names the one that does not fit."""
 
+    @remembered
     def alpha_bar(self, t: Time) -> Tensor:
         """Signal power, () or (B,)."""
         return self.log_alpha_bar(t).exp()
 
+    @remembered
     def beta_bar(self, t: Time) -> Tensor:
         """Noise power, () or (B,)."""
         return self.log_beta_bar(t).exp()
 
+    @remembered
     def log_snr(self, t: Time) -> Tensor:
         """log(alpha_bar / beta_bar), () or (B,); infinite at time 0."""
         return self.log_alpha_bar(t) - self.log_beta_bar(t)
@@ -121,6 +144,7 @@ class DiscreteSchedule(Schedule):
             n = int(flat.nonzero()[0])
             raise ValueError(f"betas[{n}] = {float(betas[n])} is too small to change alpha_bar; drop that step")
 
+    @remembered
     def check_times(self, t: Time) -> Tensor:
         times = torch.as_tensor(t).detach().cpu()
         if times.ndim > 1:
@@ -153,6 +177,7 @@ class _ContinuousSchedule(Schedule):
     steps = None
     final_time = 1.0
 
+    @remembered
     def check_times(self, t: Time) -> Tensor:
         times = torch.as_tensor(t, dtype=torch.float64).detach().cpu()
         if times.ndim > 1:

@@ -81,7 +81,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             levels = (
                 None if self._log_snrs is None else _at(self._log_snrs, timestep, sample.device).expand(len(sample))
             )
-            moment = self.moment_head(output.features, output.time_embedding, levels, noise)
+            moment = self.moment_head(output.features, output.time_embedding, levels, noise, output.activation)
             prediction = torch.cat([noise, moment], dim=1)
         return UNet2DOutput(sample=prediction) if return_dict else (prediction,)
 

@@ -1,8 +1,9 @@
 """A backbone: any module that predicts from (x, time), with its features tapped on the way.
 
 The input of a named output module (`conv_norm_out` of diffusers' UNet2DModel) is the last thing that noise prediction
-and heads share; a forward pre-hook reads it, so that one forward pass serves them all, and nobody's forward pass is
-rewritten. The time embedding is read likewise, for the heads that need it.
+and heads share; a hook reads it, so that one forward pass serves them all, and nobody's forward pass is
+rewritten. The time embedding is read likewise, for the heads that need it, and the activation that follows a tapped
+normalisation, for the heads that would compute the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from optcov.networks.activation import Activation
+
 
 @final
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class BackboneOutput:
     output: Tensor  # the module's own output, (B, C or 2C, *D)
     features: Tensor  # input of the tapped module, (B, F, *D)
     time_embedding: Tensor | None  # (B, E)
+    activation: Activation | None = None  # SiLU of the tapped module's output, if that is a group normalisation
 
 
 @final
@@ -34,6 +38,7 @@ class Backbone(nn.Module):
     module: takes (x, time argument (B,)) and returns a tensor, or an object with `.sample` as diffusers does.
     tap: name of the submodule whose input is the features; the module's output should depend on them alone.
     time_embedding: name of the submodule whose output is the time embedding, or None.
+    activation: name of the SiLU behind the tapped normalisation, whose output heads may share, or None.
 
     >>> from torch import nn
     >>> class Net(nn.Module):
@@ -46,19 +51,27 @@ class Backbone(nn.Module):
     torch.Size([5, 8])
     """
 
-    def __init__(self, module: nn.Module, tap: str = "conv_norm_out", time_embedding: str | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        tap: str = "conv_norm_out",
+        time_embedding: str | None = None,
+        activation: str | None = None,
+    ):
         super().__init__()
         self.module = module
         self.tap = tap
         self.time_embedding = time_embedding
-        for name in (tap, time_embedding):
+        self.activation = activation
+        for name in (tap, time_embedding, activation):
             if name is not None:
                 _submodule(module, name)
 
     @staticmethod
     def unet(module: nn.Module) -> Backbone:
         """Wrap a diffusers UNet2DModel: features before `conv_norm_out`, time embedding from `time_embedding`."""
-        return Backbone(module, tap="conv_norm_out", time_embedding="time_embedding")
+        activation = "conv_act" if hasattr(module, "conv_act") else None
+        return Backbone(module, tap="conv_norm_out", time_embedding="time_embedding", activation=activation)
 
     def forward(self, x: Tensor, time: Tensor) -> BackboneOutput:
         """Run the module once: x (B, C, *D), time argument (B,)."""
@@ -70,27 +83,43 @@ class Backbone(nn.Module):
                 f"tap a module that every forward pass uses"
             )
         output = raw if isinstance(raw, Tensor) else raw.sample
-        return BackboneOutput(output, seen["features"], seen.get("time_embedding"))
+        return BackboneOutput(output, seen["features"], seen.get("time_embedding"), self._activation(seen))
 
     @contextmanager
     def _taps(self) -> Iterator[dict[str, Tensor]]:
         """Hooks for one forward pass; none stays on the module, which may be somebody else's."""
         seen: dict[str, Tensor] = {}
 
-        def read_features(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            seen["features"] = args[0]
+        def read_features(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            seen["features"], seen["normalised"] = args[0], output
 
         def read_time(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
             seen["time_embedding"] = output
 
-        handles = [_submodule(self.module, self.tap).register_forward_pre_hook(read_features)]
-        if self.time_embedding is not None:
-            handles.append(_submodule(self.module, self.time_embedding).register_forward_hook(read_time))
+        def read_activation(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if args[0] is seen.get("normalised"):  # nothing came between the two
+                seen["activation"] = output
+
+        readers = {self.tap: read_features, self.time_embedding: read_time, self.activation: read_activation}
+        handles = [
+            _submodule(self.module, name).register_forward_hook(reader)
+            for name, reader in readers.items()
+            if name is not None
+        ]
         try:
             yield seen
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _activation(self, seen: dict[str, Tensor]) -> Activation | None:
+        """What heads may share, if the two modules are what heads begin with."""
+        if "activation" not in seen or self.activation is None:
+            return None
+        norm, silu = _submodule(self.module, self.tap), _submodule(self.module, self.activation)
+        if not isinstance(norm, nn.GroupNorm) or not isinstance(silu, nn.SiLU):
+            return None
+        return Activation(norm, seen["activation"])
 
 
 def fingerprint(module: nn.Module) -> str:

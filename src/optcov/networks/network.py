@@ -75,9 +75,7 @@ class HeadedNetwork(nn.Module):
 
     def features(self, x_t: Tensor, t: Time) -> BackboneOutput:
         """Run the backbone once, without the heads."""
-        if self._match is not None:
-            power = self.schedule.alpha_bar(t) + self.schedule.beta_bar(t)
-            x_t = x_t / per_sample(power.sqrt(), x_t)
+        x_t = self._unit_power(x_t, t)
         argument = self.arguments(t).to(x_t.device).expand(len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument)
         channels = x_t.shape[1] * (2 if self.learned_range else 1)
@@ -90,12 +88,19 @@ class HeadedNetwork(nn.Module):
 
     def arguments(self, t: Time) -> Tensor:
         """The backbone's time argument at times of `self.schedule`, float32, () or (B,)."""
-        times = self.schedule.check_times(t)
-        return self.time_argument(times if self._match is None else self._match(times))
+        return self.time_argument(self.schedule.check_times(t) if self._match is None else self._match(t))
+
+    def _unit_power(self, x_t: Tensor, t: Time) -> Tensor:
+        """x_t as the backbone knows it: with the total power 1 of its own, variance-preserving schedule."""
+        if self._match is None:
+            return x_t
+        power = self.schedule.alpha_bar(t) + self.schedule.beta_bar(t)
+        preserved = bool(((power - 1).abs() < 1e-9).all())  # the schedule in use preserves the variance, too
+        return x_t if preserved else x_t / per_sample(power.sqrt(), x_t)
 
     def noise_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Tensor:
         """The noise that the backbone's raw output implies, (B, *D)."""
-        raw = output.output[:, : x_t.shape[1]]
+        raw = output.output[:, : x_t.shape[1]].contiguous()  # what follows mixes it with x_t, pixel by pixel
         if self.parameterisation == "epsilon":
             return raw
         alpha_bar, beta_bar = (
@@ -109,10 +114,11 @@ class HeadedNetwork(nn.Module):
         noise = self.noise_from(output, x_t, t)
         log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32).expand(len(x_t))
         heads = {
-            name: head(output.features, output.time_embedding, log_snr, noise) for name, head in self.heads.items()
+            name: head(output.features, output.time_embedding, log_snr, noise, output.activation)
+            for name, head in self.heads.items()
         }
         if self.learned_range:
-            heads["range"] = output.output[:, x_t.shape[1] :]
+            heads["range"] = output.output[:, x_t.shape[1] :].contiguous()
         return NoisePrediction(noise, heads)
 
 

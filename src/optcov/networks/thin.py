@@ -31,8 +31,19 @@ def thin_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # a pixel gives its share to its nine neighbours: seen from the pixel, the kernel is mirrored
     kernel = weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # (9 C, F)
     shares = torch.bmm(kernel.expand(len(x), -1, -1), x.flatten(2))  # (B, 9 C, H W); `@` would copy x to broadcast
+    shifted = _sum_shifted(shares.reshape(len(x), len(weight), 3, 3, *x.shape[2:]))
     # under autocast the product is in half precision, and so is the result, as that of a convolution
-    return functional.fold(shares, x.shape[2:], 3, padding=1) + bias.to(shares.dtype)[:, None, None]
+    return shifted + bias.to(shares.dtype)[:, None, None]
+
+
+def _sum_shifted(shares: Tensor) -> Tensor:
+    """Shift the images (B, C, 3, 3, H, W) by -1..1 down and right, and sum them: (B, C, H, W)."""
+    height, width = shares.shape[-2:]
+    total = shares.new_zeros(*shares.shape[:2], height + 2, width + 2)
+    for down in range(3):
+        for right in range(3):
+            total[..., down : down + height, right : right + width] += shares[:, :, down, right]
+    return total[..., 1:-1, 1:-1]
 
 
 def thin_weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.schedule import DiscreteSchedule, Schedule, Time, VPSchedule
+from optcov.schedule import DiscreteSchedule, Schedule, Time, VPSchedule, remembered
 
 FIRST_TIME = 1e-5  # continuous training draws t in [FIRST_TIME, 1]
 TOLERANCE = 0.1  # of log-SNR: a network does not notice; the linear schedule ends 0.07 beyond the VP SDE
@@ -75,6 +75,7 @@ class TimeMatch:
         self._lowest = float(native.log_snr(native.final_time))
         self._warned = False
 
+    @remembered
     def __call__(self, t: Time) -> Tensor:
         """Native time, float64, () or (B,)."""
         log_snr = self.schedule.log_snr(t)
@@ -94,7 +95,7 @@ class TimeMatch:
         warnings.warn(
             f"{self.schedule!r} has noise levels outside those the network was trained on (log-SNR "
             f"{self._lowest:.2f} to {self._highest:.2f} of {self.native!r}); the nearest trained time is used there",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

@@ -1,0 +1,43 @@
+"""Heads: small modules that read a backbone's features and estimate a second moment of the noise (Eq. 17).
+
+    conv       out(conv3x3(SiLU(norm(h))))
+    residual   the same after a residual block that also sees the time embedding
+    timed      the convolution of the noise level, relative to the level's mean target: the default of `optcov fit`
+    dense      out(linear(SiLU(...SiLU(linear(SiLU(norm(h))))))) for features without pixels
+
+with h the features and `out` the output transform: "exp" is positive by construction, as second moments are;
+"linear" is the paper's, and that of the learned range. The last layer starts at zero: a fresh head returns out(0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optcov.networks.heads.base import Head
+from optcov.networks.heads.conv import ConvHead
+from optcov.networks.heads.dense import DenseHead
+from optcov.networks.heads.residual import ResidualHead
+from optcov.networks.heads.timed import TimedHead
+
+HEADS: dict[str, type[Head]] = {"conv": ConvHead, "residual": ResidualHead, "dense": DenseHead, "timed": TimedHead}
+
+
+def build_head(config: Mapping[str, Any]) -> Head:
+    """Build a head from what `head_config` returned; the weights come separately."""
+    options = dict(config)
+    kind = options.pop("kind", None)
+    if kind not in HEADS:
+        raise ValueError(f"unknown kind of head {kind!r}; choose one of {', '.join(HEADS)}")
+    try:
+        return HEADS[kind](**options)
+    except TypeError as error:
+        raise ValueError(f"the options {options} do not fit a head of kind {kind!r}: {error}") from error
+
+
+def head_config(head: Head) -> dict[str, Any]:
+    """Everything that `build_head` needs, as plain JSON values."""
+    return {"kind": head.kind, **head.config}
+
+
+__all__ = ["HEADS", "ConvHead", "DenseHead", "Head", "ResidualHead", "TimedHead", "build_head", "head_config"]

@@ -1,0 +1,89 @@
+"""What every head is: features to one number per pixel and channel, by a last layer that is linear."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optcov.networks.activation import Activation
+
+TRANSFORMS = ("exp", "linear")
+
+# exp() of anything beyond would only turn a far outlier into infinity; trained heads stay within (-15, 5)
+LOG_BOUNDS = (-40.0, 40.0)
+
+
+class Head(nn.Module, ABC):
+    """Features, and what else the head asks for -> one number per pixel and channel."""
+
+    kind: str
+    needs_time: bool = False
+    config: dict[str, Any]  # with "kind", rebuilds the head by `build_head`
+
+    def __init__(self, transform: str):
+        super().__init__()
+        if transform not in TRANSFORMS:
+            raise ValueError(f"unknown output transform {transform!r} of a head; choose one of {', '.join(TRANSFORMS)}")
+        self.transform = transform
+
+    @abstractmethod
+    def inputs(
+        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+    ) -> Tensor:
+        """What the last, linear layer sees: (B, C, *D), or (B, C) without pixels.
+
+        activation: that of the features as the backbone computed it, which saves a head with the same normalisation
+        its own.
+        """
+
+    @property
+    @abstractmethod
+    def last(self) -> nn.Module:
+        """The last, linear layer; it starts at zero."""
+
+    def forward(
+        self,
+        features: Tensor,
+        time_embedding: Tensor | None = None,
+        log_snr: Tensor | None = None,
+        noise: Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        """Estimate per pixel, (B, out_channels, *D); log_snr (B,) and noise (B, *D) serve the heads that ask."""
+        raw = self.mix(self.last(self.inputs(features, time_embedding, activation)), log_snr)
+        if self.transform == "linear":
+            return raw
+        return (self.log_base(log_snr, noise) + self.squash(raw)).clamp(*LOG_BOUNDS).exp()
+
+    def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
+        """The last layer's values to one per pixel and channel."""
+        return values
+
+    def log_base(self, log_snr: Tensor | None, noise: Tensor | None) -> Tensor | float:
+        """What an exponential output is relative to, as a logarithm, broadcastable to (B, out_channels, *D)."""
+        return 0.0
+
+    def squash(self, raw: Tensor) -> Tensor:
+        """Logarithm of an exponential output relative to its base."""
+        return raw
+
+    def squash_slope(self, raw: Tensor) -> Tensor:
+        """Derivative of `squash`."""
+        return torch.ones_like(raw)
+
+    def _start_at_zero(self) -> None:
+        for parameter in self.last.parameters():
+            nn.init.zeros_(parameter)
+
+
+def group_norm(groups: int, channels: int, eps: float) -> nn.GroupNorm:
+    """The normalisation of feature channels; the error says which numbers of groups there can be."""
+    if channels % groups:
+        raise ValueError(
+            f"{channels} feature channels cannot be normalised in {groups} groups; "
+            f"choose a number of groups that divides the channels"
+        )
+    return nn.GroupNorm(groups, channels, eps=eps)

@@ -1,0 +1,130 @@
+"""The timed head: a convolution of the noise level, relative to the mean target of the level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from optcov.networks.activation import Activation, activated
+from optcov.networks.heads.base import Head, group_norm
+from optcov.networks.thin import ThinConv2d
+
+
+@final
+class TimedHead(Head):
+    """A convolution head whose weights change with the noise level, relative to the mean target of the level.
+
+        log g = log base + c - softplus(c - raw),   raw = sum_k hat_k(level) conv_k(SiLU(norm(h))),   level = -log-SNR
+
+    base: "scale" is m(level), the mean target of the level; "noise" is eps_hat^2 + m(level), for targets E[eps^2]. Both
+    times a gain(level) that makes the mean of g that of the target. The estimate stays below `ceiling` times the
+    base, exp(c): an exponential of linear features has far too heavy a tail else. Between its knots, everything that
+    depends on the level is linear in it. Fitted by `optcov.training.closed_form`.
+    """
+
+    kind = "timed"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        groups: int = 32,
+        eps: float = 1e-5,
+        base: str = "scale",
+        ceiling: float = 5.0,
+        knots: Sequence[float] = (-6.0, 0.0, 6.0),
+        scale_knots: int = 64,
+    ):
+        super().__init__("exp")
+        if base not in ("scale", "noise"):
+            raise ValueError(f'unknown base {base!r} of a head; choose "scale" or "noise"')
+        if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or scale_knots < 2 or ceiling <= 1:
+            raise ValueError(
+                f"a timed head needs two or more ascending knots and a ceiling above 1, got {knots} and {ceiling}"
+            )
+        self.config = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "groups": groups,
+            "eps": eps,
+            "base": base,
+            "ceiling": ceiling,
+            "knots": list(knots),
+            "scale_knots": scale_knots,
+        }
+        self.base, self.log_ceiling = base, math.log(ceiling)
+        self.knots = tuple(float(knot) for knot in knots)
+        self.parts = len(knots)
+        self.norm = group_norm(groups, in_channels, eps)
+        self.conv = ThinConv2d(in_channels, len(knots) * out_channels)
+        self.scale_levels: Tensor
+        self.log_scale: Tensor
+        self.log_gain: Tensor
+        self.register_buffer("scale_levels", torch.linspace(-14.0, 11.0, scale_knots))
+        self.register_buffer("log_scale", torch.zeros(scale_knots))
+        self.register_buffer("log_gain", torch.zeros(scale_knots))
+        self._start_at_zero()
+
+    @property
+    def last(self) -> nn.Module:
+        """The last, linear layer."""
+        return self.conv
+
+    def inputs(
+        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+    ) -> Tensor:
+        """What the last layer sees."""
+        return activated(self.norm, features, activation)
+
+    def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
+        """Weigh the parts of the convolution by the level's hat functions."""
+        hats = self.hats(_required(log_snr, "log_snr")).to(values)
+        return torch.einsum("bk,bkchw->bchw", hats, values.reshape(len(values), self.parts, -1, *values.shape[2:]))
+
+    def hats(self, log_snr: Tensor) -> Tensor:
+        """Weights of the knots, (B, parts), that sum to one."""
+        return _hats(-log_snr, torch.tensor(self.knots, dtype=log_snr.dtype, device=log_snr.device))
+
+    def log_base(self, log_snr: Tensor | None, noise: Tensor | None) -> Tensor | float:
+        """Logarithm of gain times base."""
+        level = -_required(log_snr, "log_snr").to(self.log_scale)
+        log_scale, log_gain = (
+            _interpolate(level, self.scale_levels, table) for table in (self.log_scale, self.log_gain)
+        )
+        if self.base == "scale":
+            return (log_scale + log_gain)[:, None, None, None]
+        scale = log_scale.exp()[:, None, None, None]
+        return (_required(noise, "noise").square() + scale).log() + log_gain[:, None, None, None]
+
+    def squash(self, raw: Tensor) -> Tensor:
+        """Bounded above by the ceiling."""
+        return self.log_ceiling - functional.softplus(self.log_ceiling - raw)
+
+    def squash_slope(self, raw: Tensor) -> Tensor:
+        """Derivative of `squash`."""
+        return torch.sigmoid(self.log_ceiling - raw)
+
+
+def _hats(x: Tensor, knots: Tensor) -> Tensor:
+    """Hat functions at x (B,), (B, K): linear interpolation between ascending knots, constant beyond them."""
+    x = x.clamp(float(knots[0]), float(knots[-1]))
+    right = torch.searchsorted(knots, x).clamp(1, len(knots) - 1)
+    share = (x - knots[right - 1]) / (knots[right] - knots[right - 1])
+    hats = torch.zeros(len(x), len(knots), dtype=x.dtype, device=x.device)
+    return hats.scatter(1, (right - 1)[:, None], (1 - share)[:, None]).scatter(1, right[:, None], share[:, None])
+
+
+def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    return _hats(x, knots) @ values
+
+
+def _required(value: Tensor | None, name: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"a timed head needs {name}; call it as HeadedNetwork does, or call the network")
+    return value
