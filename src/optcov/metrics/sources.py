@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from optcov import data
-from optcov.bundle import Bundle, load
+from optcov.bundle import Bundle, Sampler, load
 from optcov.data.arrays import read_npz
-from optcov.methods import METHODS, draw, find_method
+from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.statistics import FeatureStatistics, MetricError, statistics_from
 
@@ -63,22 +63,9 @@ def draw_images(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
 
 def draw_batches(bundle: Bundle, method: str, drawing: Drawing) -> Iterator[Tensor]:
     """The same, batch by batch: uint8 (B, C, H, W)."""
-    row = find_method(method)
     if bundle.data_range != (-1.0, 1.0):
         raise MetricError(f"{bundle.name} draws data in {bundle.data_range}; images need the range (-1, 1)")
-    process = None if row.eta is None else bundle.reverse_process(row)
+    sampler = Sampler(bundle, method, drawing.steps, drawing.seed)
     for first in range(0, drawing.samples, drawing.batch):
         indices = range(first, min(first + drawing.batch, drawing.samples))
-        with torch.no_grad():
-            result = draw(
-                row,
-                bundle.network,
-                bundle.schedule,
-                drawing.steps,
-                bundle.image_shape,
-                indices,
-                drawing.seed,
-                process=process,
-                noise_cap=bundle.noise_cap(method),
-            )
-        yield data.to_8bit(result.x_0)
+        yield data.to_8bit(sampler.draw(indices).x_0.cpu())

@@ -10,11 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.bundle import Bundle
+from optcov.bundle import Bundle, Sampler
 from optcov.data import grid, to_8bit
-from optcov.methods import Method, draw, find_method
 from optcov.reverse import ReverseProcess
-from optcov.schedule import VPSchedule
+from optcov.solvers import SolverResult
 from optcov.storage import atomic_writer
 
 
@@ -31,35 +30,16 @@ class Cell:
 
 def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Cell]:
     """Draw the same `count` images (the same noise) by every method in every number of steps."""
-    rows = []  # all of them before the first is drawn, so that a bad name does not cost the time of the good ones
-    for method in map(find_method, methods):
-        model = on_schedule_of(bundle, method)
-        rows.append((method, model, model.reverse_process(method) if method.covariance else None))
-    for method, model, process in rows:
-        drawn = None
+    samplers = {}  # all of them before the first draws, so that a bad name does not cost the time of the good ones
+    for name in methods:
         for K in steps:
-            if drawn is None or method.solver != "gotta_go_fast":  # which chooses its own steps, the same for every K
-                drawn = draw(
-                    method,
-                    model.network,
-                    model.schedule,
-                    K,
-                    model.image_shape,
-                    range(count),
-                    seed,
-                    process=process,
-                    data_range=model.data_range,
-                    noise_cap=model.noise_cap(method.name),
-                    device=next(model.unet.parameters()).device,
-                )
-            yield Cell(method.name, K, to_8bit(drawn.x_0).cpu(), float(drawn.evaluations.double().mean()))
-
-
-def on_schedule_of(bundle: Bundle, method: Method) -> Bundle:
-    """Put a network of the VP SDE on its grid of 1,000 times for diffusers' schedulers, which know no other."""
-    if method.solver == "peer" and isinstance(bundle.schedule, VPSchedule):
-        return bundle.with_schedule(bundle.schedule.on_grid())
-    return bundle
+            samplers[name, K] = Sampler(bundle, name, K, seed)
+    drawn: dict[str, SolverResult] = {}  # by Gotta Go Fast, which chooses its own steps, the same for every K
+    for (name, K), sampler in samplers.items():
+        result = drawn.get(name) or sampler.draw(range(count))
+        if sampler.adaptive:
+            drawn[name] = result
+        yield Cell(sampler.method.name, K, to_8bit(result.x_0).cpu(), float(result.evaluations.double().mean()))
 
 
 def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> None:

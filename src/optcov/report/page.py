@@ -30,9 +30,10 @@ figure img { max-width: 100%; height: auto; background: white; }
 figcaption, .notes { font-size: .9rem; opacity: .85; }
 .holds::before { content: "\\2713  "; color: #2a8a2a; font-weight: bold; }
 .fails::before { content: "\\2717  "; color: #c0392b; font-weight: bold; }
+@media (prefers-color-scheme: dark) { figure img { filter: brightness(.88); } }
 .open::before { content: "?  "; font-weight: bold; }
 ul.claims { list-style: none; padding-left: 0; }
-pre { overflow-x: auto; padding: .7rem; background: #8882; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: .7rem; background: #8882; }
 """
 _CLAIM = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: ("open", "cannot be told")}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from optcov.tables import Section, TableResult
 from optcov.training import Calibration
+
+OUTLIER = 5.0  # times the median: what is larger leaves a plot, so that the rest can be told apart
 
 _LENGTH = re.compile(r"K = (\d+)$")
 
@@ -35,12 +38,15 @@ def against_steps(section: Section, quantity: str) -> bytes:
             K, values, errors = zip(*known, strict=True)
             axes.errorbar(K, values, errors, fmt=marker + style, color=colour, markersize=4, label=row.name)
     axes.set_xscale("log")
-    if all(e.value is None or e.value > 0 for row in section.rows for e in row.entries):
+    values = [e.value for row in section.rows for e in row.entries if e.value is not None]
+    if min(values) > 0:
         axes.set_yscale("log")
+        axes.set_ylim(top=min(1.2 * max(values), OUTLIER * statistics.median(values)))
+        _plain_ticks(axes)
     axes.set_xticks(lengths, [str(K) for K in lengths])
-    axes.minorticks_off()
+    axes.set_xticks([], minor=True)
     axes.set_title(section.heading)
-    axes.legend(fontsize=7, ncols=2)
+    figure.legend(fontsize=8, loc="outside right upper")
     return _png(figure)
 
 
@@ -100,7 +106,7 @@ def trajectories(chosen: Mapping[str, Mapping[int, Sequence[float]]], K: int) ->
     for height, times in enumerate(shown.values()):
         axes.plot(times, [height] * len(times), "|", markersize=14, color=f"C{height % 10}")
     axes.set_yticks(range(len(shown)), list(shown), fontsize=8)
-    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.set_ylim(len(shown) - 0.4, -0.6)  # from top to bottom, as in the table
     axes.set(xlabel="time t", title=f"optimal times, K = {K}")
     return _png(figure)
 
@@ -114,8 +120,17 @@ def _base(name: str) -> str:
     return name.removeprefix("ET ").removeprefix("OT ")
 
 
+def _plain_ticks(axes: Any) -> None:
+    """Label a logarithmic axis of less than two decades by plain numbers, also between the powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def _axes(x: str, y: str) -> tuple[Any, Any]:
-    figure = _figure(8, 5)
+    figure = _figure(9, 5)
     axes = figure.add_subplot()
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

@@ -76,7 +76,10 @@ def table_sections(tables: Sequence[TableResult]) -> Iterator[PageSection]:
     """A section per table with its plots, then the chosen times."""
     for result in tables:
         plots = [
-            picture(against_steps(section, result.quantity), f"{result.quantity} against K: {section.heading}")
+            picture(
+                against_steps(section, result.quantity),
+                f"{result.quantity} against K: {section.heading}; what is far above the others leaves the plot",
+            )
             for section in result.sections
             if len(lengths_of(section)) > 1
         ]

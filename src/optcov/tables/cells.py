@@ -67,8 +67,9 @@ class CellStore:
         """Store a result, and drop its parts."""
         record = {"label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings), "seconds": seconds}
         storage.write_json(self._path(cell), {**record, "result": result})
-        for part in (self.directory / "scratch").glob(f"{cell.key}*"):
-            part.unlink(missing_ok=True)
+        for pattern in (f"{cell.key}*", f".{cell.key}*"):  # the second: what a killed run was writing
+            for part in (self.directory / "scratch").glob(pattern):
+                part.unlink(missing_ok=True)
 
     def claim(self, cell: Cell) -> AbstractContextManager[bool]:
         """Whether this process may compute a cell; no other one may meanwhile. Look for its result again then."""

@@ -21,7 +21,8 @@ BARE = "noise"
 def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float, None, Result]:
     """Time the noise predictor alone and with each head, in turns."""
     networks = {BARE: with_heads(bundle, ())} | {name: with_heads(bundle, (name,)) for name in bundle.heads}
-    x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape)
+    device = next(bundle.unet.parameters()).device
+    x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
     t = bundle.schedule.final_time / 2
     work: dict[str, Work] = {name: _evaluation(network, x_t, t) for name, network in networks.items()}
     timings: dict[str, Timing] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -12,9 +12,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.bundle import Bundle, BundleError
+from optcov.bundle import Bundle, BundleError, Sampler
 from optcov.data import ImageSet, to_8bit
-from optcov.methods import METHODS, PEER_METHODS, Method, draw, find_method
+from optcov.methods import METHODS, PEER_METHODS, find_method
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
@@ -229,15 +229,17 @@ class Evaluation:
 
     def _distance(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
         wanted, path = int(cell.settings["samples"]), scratch.with_suffix(".safetensors")
+        sampler = self._sampler(cell.settings)
         parts: dict[str, list[Tensor]] = {"features": [], "evaluations": []}
         if path.exists():
             parts = {name: [tensor] for name, tensor in read_tensors(path)[0].items()}
         done, saved = sum(len(part) for part in parts["evaluations"]), time.monotonic()
         while done < wanted:
             indices = range(done, min(done + self.batch_size, wanted))
-            images, evaluations = self._draw(cell.settings, indices)
-            parts["features"].append(self.extractor.features(ImageSet(images, None, cell.label)))
-            parts["evaluations"].append(evaluations.double())
+            drawn = sampler.draw(indices)
+            images = ImageSet(to_8bit(drawn.x_0.cpu()), None, cell.label)
+            parts["features"].append(self.extractor.features(images))
+            parts["evaluations"].append(drawn.evaluations.double())
             done += len(indices)
             if time.monotonic() - saved > SAVE_EVERY and done < wanted:
                 write_tensors(path, {name: torch.cat(tensors) for name, tensors in parts.items()})
@@ -253,24 +255,16 @@ class Evaluation:
             "evaluations": float(torch.cat(parts["evaluations"]).mean()),
         }
 
-    def _draw(self, settings: Any, indices: range) -> tuple[Tensor, Tensor]:
-        method: Method = find_method(settings["method"])
-        model = self.on(settings["schedule_name"])
-        drawn = draw(
-            method,
-            model.network,
-            model.schedule,
+    def _sampler(self, settings: Mapping[str, Any]) -> Sampler:
+        times = settings["times"]
+        return Sampler(
+            self.on(settings["schedule_name"]),
+            settings["method"],
             settings["steps"],
-            model.image_shape,
-            indices,
             settings["seed"],
-            process=model.reverse_process(method) if method.covariance else None,
-            trajectory=None if settings["times"] is None else Trajectory(settings["times"]),
-            data_range=model.data_range,
-            noise_cap=settings["noise_cap"],
-            relative_tolerance=settings["tolerance"] or 0.05,
+            trajectory="even" if times is None else Trajectory(times),
+            tolerance=settings["tolerance"] or 0.05,
         )
-        return to_8bit(drawn.x_0.cpu()), drawn.evaluations
 
 
 def row_name(name: str) -> str:

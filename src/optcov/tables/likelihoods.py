@@ -77,6 +77,7 @@ def _sweep(
         mean_square_noise=noise,
         mean_square_residual=residual,
         batch_size=batch_size,
+        device=next(bundle.unet.parameters()).device,
         state=Path(f"{state}.safetensors"),
         identity=identity,
     )

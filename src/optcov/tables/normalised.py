@@ -158,6 +158,8 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
     claims = lower_in_all(sections, pairs)
     measured = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
     noted = (*notes(evaluation), f"Time of an evaluation with a head over that without: {measured}.")
+    if "vp_sde" in evaluation.schedules:
+        noted += _paper_beside_fast(evaluation.paper_setting("vp_sde"))
     title = f"Distances after normalising for the extra time, {evaluation.bundle.name}"
     name = evaluation.extractor.distance
     return TableResult("normalised", title, name, tuple(sections), noted, tuple(claims))
@@ -216,6 +218,16 @@ def _equal_evaluations(evaluation: Evaluation, schedule: str, ratios: dict[str, 
         rows.append(Row(method, tuple(distance_entry(r) if r else Entry(text="-") for r in found)))
     columns = tuple(f"NFE = {fast[tol]['evaluations']:.0f}" for tol in tolerances)
     return Section(f"{schedule}, beside Gotta Go Fast", columns, tuple(rows)).with_best()
+
+
+def _paper_beside_fast(setting: str | None) -> tuple[str, ...]:
+    """The paper's FID beside Gotta Go Fast, in words: its numbers of evaluations are not ours."""
+    paper = published("normalised")["gotta_go_fast"].get(setting)
+    if paper is None:
+        return ()
+    at = [f"{a} ({b})" for a, b in zip(paper["evaluations"], paper["normalised_evaluations"], strict=True)]
+    rows = [f"{name} {', '.join(f'{value:.2f}' for value in values)}" for name, values in paper["rows"].items()]
+    return (f"The paper's FID at NFE {', '.join(at)}, in brackets that of our methods: {'; '.join(rows)}.",)
 
 
 def _fewer(steps: float, ratio: float) -> int:

@@ -1,0 +1,120 @@
+"""Images of a bundle by any method: everything that determines them, put together once, then drawn by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from optcov.bundle.bundle import Bundle
+from optcov.methods import Method, draw, find_method
+from optcov.networks import fingerprint
+from optcov.reverse import ReverseProcess
+from optcov.sampling import Step
+from optcov.schedule import VPSchedule
+from optcov.solvers import SolverResult
+from optcov.trajectory import Trajectory
+
+
+@final
+class Sampler:
+    """A bundle, a method and an effort; image i is the same whatever images are drawn with it.
+
+    trajectory: "even", "quadratic", "optimal" or a Trajectory, for methods that step along one. noise_cap: the paper's
+    y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which chooses its own steps.
+
+    >>> from optcov import bundle
+    >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
+    >>> sampler.draw(range(3)).x_0.shape
+    torch.Size([3, 1, 28, 28])
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        method: str,
+        steps: int,
+        seed: int = 0,
+        *,
+        trajectory: str | Trajectory = "even",
+        noise_cap: float | None = None,
+        last_step: str = "mean",
+        tolerance: float = 0.05,
+    ):
+        self.method: Method = find_method(method)
+        self.bundle = model = at_times_of(bundle, self.method)
+        self.steps, self.seed, self.last_step, self.tolerance = steps, seed, last_step, tolerance
+        self.process: ReverseProcess | None = None
+        self.trajectory: Trajectory | None = None
+        if self.method.covariance is not None:
+            self.process = model.reverse_process(self.method)
+            if isinstance(trajectory, str):
+                trajectory = model.trajectory(steps, trajectory, self.method.name)
+            self.trajectory = trajectory
+        elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
+            raise ValueError(
+                f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
+                f"out, or choose a method such as SN-DDIM"
+            )
+        self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the method chooses its own steps."""
+        return self.method.solver == "gotta_go_fast"
+
+    @property
+    def title(self) -> str:
+        """Method and effort, for the eye."""
+        return f"{self.method.name}, {f'tolerance {self.tolerance:g}' if self.adaptive else f'{self.steps} steps'}"
+
+    def settings(self) -> dict[str, Any]:
+        """What determines the images, as plain JSON values."""
+        head = self.bundle.heads.get(self.method.covariance or "")
+        return {
+            "bundle": self.bundle.name,
+            "backbone": self.bundle.backbone,
+            "head": None if head is None else fingerprint(head),
+            "numbers": self._numbers_per_time(),
+            "schedule": repr(self.bundle.schedule),
+            "method": self.method.name,
+            "convention": self.method.convention,
+            "steps": None if self.adaptive else self.steps,
+            "times": list(self.trajectory.times) if self.trajectory else None,
+            "seed": self.seed,
+            "noise_cap": self.noise_cap,
+            "last_step": self.last_step,
+            "tolerance": self.tolerance if self.adaptive else None,
+        }
+
+    def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
+        """Draw the images with these numbers."""
+        return draw(
+            self.method,
+            self.bundle.network,
+            self.bundle.schedule,
+            self.steps,
+            self.bundle.image_shape,
+            indices,
+            self.seed,
+            process=self.process,
+            trajectory=self.trajectory,
+            data_range=self.bundle.data_range,
+            noise_cap=self.noise_cap,
+            last_step=self.last_step,
+            relative_tolerance=self.tolerance,
+            callback=callback,
+            device=next(self.bundle.unet.parameters()).device,
+        )
+
+    def _numbers_per_time(self) -> list[float] | None:
+        if self.method.covariance != "analytic" or self.trajectory is None:
+            return None
+        numbers = self.bundle.per_time("mean_square_noise")
+        return [float(numbers(t)) for t in self.trajectory.times]
+
+
+def at_times_of(bundle: Bundle, method: Method) -> Bundle:
+    """Put a network of the VP SDE on its grid of 1,000 times for diffusers' schedulers, which know no other."""
+    if method.solver == "peer" and isinstance(bundle.schedule, VPSchedule):
+        return bundle.with_schedule(bundle.schedule.on_grid())
+    return bundle
