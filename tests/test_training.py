@@ -19,7 +19,16 @@ from optcov import ForwardProcess, Schedule
 from optcov.data import ImageSet
 from optcov.networks import Backbone, HeadedNetwork
 from optcov.prediction import NoisePrediction
-from optcov.training import Batches, JointObjective, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads
+from optcov.training import (
+    Batches,
+    JointObjective,
+    NoiseObjective,
+    Training,
+    TrainingConfig,
+    TrainingError,
+    UNetShape,
+    new_heads,
+)
 from optcov.training.batches import draw_times, step_generator
 from optcov.training.checkpoint import Checkpoint, CheckpointStore
 from optcov.training.losses import noise_loss, squared_error
@@ -159,8 +168,12 @@ def test_learning_rate_and_average_follow_their_formulas():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"batch_size": 0}, {"learning_rate": -1.0}, {"ema": 1.0}, {"decay": "steps"}, {"clip": 0.0}]
-)
+    "wrong",
+    [
+        {"steps": 0}, {"batch_size": 0}, {"learning_rate": -1.0}, {"ema": 1.0}, {"decay": "steps"}, {"clip": 0.0},
+        {"warmup": -1}, {"keep_every": -1}, {"weight_decay": float("nan")},
+    ],
+)  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(TrainingError, match=next(iter(wrong))):
         TrainingConfig(**{"steps": 1, **wrong})
@@ -191,6 +204,28 @@ def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
     assert logged == [6]
 
 
+def test_a_stopped_run_with_dropout_ends_with_the_weights_of_one_that_was_not(tmp_path):
+    """Dropout draws from torch's own generator, whose state at a restart is anybody's guess."""
+
+    def noisy_network():
+        network = tiny_network()
+        network.backbone.module.body = nn.Sequential(network.backbone.module.body, nn.Dropout(0.5))
+        return network
+
+    whole, again = noisy_network(), noisy_network()
+    torch.manual_seed(1)
+    list(training(tmp_path / "a", network=whole).run())
+    torch.manual_seed(2)
+    records = training(tmp_path / "b", network=noisy_network()).run()
+    assert [next(records).step for _ in range(3)] == [1, 2, 3]
+    records.close()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    list(training(tmp_path / "b", network=again).run())
+    assert same(weights(whole), weights(again))
+    assert torch.equal(torch.get_rng_state(), state)  # and the caller's generator is as it was
+
+
 def test_a_finished_run_does_nothing_more(tmp_path):
     first, second = tiny_network(), tiny_network()
     list(training(tmp_path, network=first).run())
@@ -202,6 +237,14 @@ def test_other_settings_do_not_continue_a_run(tmp_path):
     list(training(tmp_path).run())
     with pytest.raises(TrainingError, match=r"learning_rate = 0.01, not 0.5"):
         list(training(tmp_path, learning_rate=0.5).run())
+
+
+def test_a_setting_that_a_run_had_and_this_one_lacks_is_another_setting(tmp_path):
+    config, network = TrainingConfig(steps=2, batch_size=4, checkpoint_every=1), tiny_network()
+    batches = Batches(images(), network.schedule, 4)
+    list(Training(NoiseObjective(network), batches, config, tmp_path, {"score": {"samples": 4}}).run())
+    with pytest.raises(TrainingError, match=r"score = .*samples.*, not None"):
+        list(Training(NoiseObjective(tiny_network()), batches, config, tmp_path).run())
 
 
 def test_the_retention_rule_keeps_the_latest_the_multiples_and_the_best(tmp_path):
@@ -236,6 +279,26 @@ def test_checkpoints_are_scored_by_samples_of_the_averaged_weights(tmp_path):
     with torch.no_grad():
         network.backbone.module.conv_out.bias += 0.5
     assert score() != first
+
+
+def test_a_score_that_cannot_be_computed_is_refused_at_the_start():
+    with pytest.raises(ValueError, match="28, 28"):
+        SampleScore(tiny_network(), images(), ScoreSettings(samples=8, steps=2))  # features of other images
+    for wrong in ({"samples": 1}, {"steps": 1}):
+        with pytest.raises(TrainingError, match="2"):
+            ScoreSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"channels": (0, 8)}, {"channels": ()}, {"layers_per_block": 0}, {"attention_levels": 4}, {"groups": 0},
+        {"groups": 3}, {"head_dim": 0}, {"dropout": 1.0},
+    ],
+)  # fmt: skip
+def test_unets_that_cannot_be_built_are_refused(wrong):
+    with pytest.raises(TrainingError, match=f"{next(iter(wrong))}"):
+        UNetShape(**wrong)
 
 
 def test_a_nan_loss_stops_with_the_last_checkpoint_intact(tmp_path):

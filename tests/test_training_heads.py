@@ -221,6 +221,22 @@ def test_stage_2_trains_heads_only_and_keeps_no_graph_of_the_backbone(tmp_path):
     assert all(parameter.grad is None for parameter in network.backbone.parameters())
 
 
+def test_the_best_heads_are_those_of_the_lowest_score(tmp_path):
+    network = tiny_network()
+    tasks, batches = fitting(network, ("npr",), kind="residual")
+    config = TrainingConfig(steps=6, batch_size=16, learning_rate=1e-2, ema=0.0, checkpoint_every=2)
+    scores, seen = iter([3.0, 1.0, 2.0]), []
+
+    def score():
+        assert not tasks["npr"].module.training
+        seen.append(tasks["npr"].module.conv.weight.clone())
+        return next(scores)
+
+    list(train_heads(network, tasks, batches, config, tmp_path, score=score))
+    assert torch.equal(tasks["npr"].module.conv.weight, seen[1])
+    assert not torch.equal(seen[1], seen[2])
+
+
 def test_the_backbones_features_carry_no_gradient():
     network = tiny_network()
     tasks, batches = fitting(network, ("npr",))

@@ -62,6 +62,8 @@ class Batches:
     flip: bool = False  # mirror each image with probability 1/2
 
     def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise TrainingError(f"batch_size = {self.batch_size} must be at least 1")
         if len(self.source) < 1:
             raise TrainingError("there is no data to train on")
 

@@ -37,6 +37,9 @@ class TrainingConfig:
         for name in ("steps", "batch_size", "checkpoint_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} = {getattr(self, name)} must be at least 1")
+        for name in ("warmup", "weight_decay", "keep_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise TrainingError(f"{name} = {getattr(self, name)} must be 0 or more")
         for name in ("learning_rate", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} = {getattr(self, name)} must be a positive number")

@@ -32,6 +32,11 @@ def new_heads(
         raise TrainingError(f"unknown heads {unknown}; choose among {', '.join(TARGETS)}")
     with torch.no_grad():
         output = network.features(example, network.schedule.final_time)
+    if (kind == "dense") != (example.ndim == 2) and kind is not None:
+        raise TrainingError(
+            f"heads of kind {kind!r} do not read features of shape {tuple(output.features.shape)}; "
+            f"choose dense for vectors and timed, conv or residual for images"
+        )
     kind = kind or ("dense" if example.ndim == 2 else "timed" if loss == "gamma" else "conv")
     tasks = {}
     with torch.random.fork_rng(devices=[]):

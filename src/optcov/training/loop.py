@@ -17,10 +17,11 @@ from typing import Any, final
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
-from optcov.storage import directory_lock
-from optcov.training.batches import Batches
+from optcov import __version__
+from optcov.storage import directory_lock, write_json
+from optcov.training.batches import Batches, step_generator
 from optcov.training.checkpoint import (
     Checkpoint,
     CheckpointStore,
@@ -69,9 +70,11 @@ class Training:
         self.store = CheckpointStore(self.directory / "checkpoints", config.keep, config.keep_every)
         self.identity = json.loads(json.dumps({**asdict(config), **(identity or {})}))
         self.accelerator = Accelerator()
-        if config.batch_size % self.accelerator.num_processes:
+        self.parts = self.accelerator.gradient_accumulation_steps  # of a process's share of a batch, one after another
+        if config.batch_size % (self.accelerator.num_processes * self.parts):
             raise TrainingError(
                 f"a batch of {config.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
+                f"{f', in {self.parts} parts each' if self.parts > 1 else ''}"
             )
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
@@ -87,6 +90,8 @@ class Training:
         # one lock for the run: its other processes write nothing
         with directory_lock(self.directory) if self.accelerator.is_main_process else nullcontext():
             self._resume()
+            if self.accelerator.is_main_process:
+                write_json(self.directory / "run.json", {**self.identity, "optcov": __version__})
             self.objective.train()
             started, first = time.monotonic(), self.step
             log = self._journal()
@@ -112,16 +117,15 @@ class Training:
             copy_into(self.parameters, average, "averaged weights")
 
     def _one_step(self) -> tuple[float, float]:
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        batch = self.batches(self.step).part(rank, processes).to(self.accelerator.device)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate_at(self.step)
-        loss = self.objective(batch).mean()
         self.optimizer.zero_grad()
-        self.accelerator.backward(loss)
+        loss = self._backward()
         norm = self.accelerator.clip_grad_norm_(list(self.parameters.values()), self.config.clip)
-        mean_loss = float(self.accelerator.reduce(loss.detach(), "mean"))
-        if not (math.isfinite(mean_loss) and math.isfinite(float(norm))):
+        mean_loss = float(self.accelerator.reduce(loss, "mean"))
+        # in float16 an infinite gradient is an ordinary event: the scaler leaves the step out and lowers its scale
+        scaled = self.accelerator.scaler is not None
+        if not (math.isfinite(mean_loss) and (scaled or math.isfinite(float(norm)))):
             raise TrainingError(self._divergence(mean_loss, float(norm)))
         self.optimizer.step()
         decay = self.config.ema_decay_at(self.step)
@@ -129,6 +133,26 @@ class Training:
             for name, parameter in self.parameters.items():
                 self.average[name].lerp_(parameter, 1 - decay)
         return mean_loss, float(norm)
+
+    def _backward(self) -> Tensor:
+        """Gradients of this process's share of the batch, in as many parts as Accelerate was told; its mean loss."""
+        first, count = self.accelerator.process_index * self.parts, self.accelerator.num_processes * self.parts
+        batch = self.batches(self.step)
+        losses = []
+        for part in range(first, first + self.parts):
+            with self.accelerator.accumulate(self.objective), self._randomness(part):
+                loss = self.objective(batch.part(part, count).to(self.accelerator.device)).mean()
+                self.accelerator.backward(loss)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    @contextmanager
+    def _randomness(self, part: int) -> Iterator[None]:
+        """Let what is random in a network (dropout) depend on seed, step and part of the batch alone."""
+        device = self.accelerator.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(step_generator(self.config.seed, f"network {part}", self.step).initial_seed())
+            yield
 
     def _divergence(self, loss: float, norm: float) -> str:
         steps = self.store.steps()
@@ -143,7 +167,7 @@ class Training:
         if not self.accelerator.is_main_process:
             return None
         path = self.directory / "metrics.jsonl"
-        return Journal(path, keep=lambda line: line["step"] <= self.step)
+        return Journal(path, keep=lambda line: line.get("step", math.inf) <= self.step)
 
     def _checkpoint(self, log: Journal | None) -> None:
         if self.score is not None:
@@ -175,11 +199,12 @@ class Training:
 
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
         free = {"checkpoint_every", "keep", "keep_every", "log_every"}  # do not touch the result
-        different = [key for key in self.identity if key not in free and saved.get(key) != self.identity[key]]
+        keys = [key for key in {**saved, **self.identity} if key not in free]
+        different = [key for key in keys if saved.get(key) != self.identity.get(key)]
         if different:
             key = different[0]
             raise TrainingError(
-                f"{self.directory} holds a training with {key} = {saved.get(key)}, not {self.identity[key]}; "
+                f"{self.directory} holds a training with {key} = {saved.get(key)}, not {self.identity.get(key)}; "
                 f"continue it with its own settings, or choose another directory"
             )
 

@@ -20,7 +20,6 @@ from optcov.data import ImageSet
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.networks.unet import build_unet
 from optcov.schedule import Schedule
-from optcov.storage import write_json
 from optcov.training.batches import Batches
 from optcov.training.config import TrainingConfig, TrainingError
 from optcov.training.heads import new_heads
@@ -42,6 +41,22 @@ class UNetShape:
     groups: int = 8
     head_dim: int = 32
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        smallest = {"channels": 1, "layers_per_block": 1, "attention_levels": 0, "groups": 1, "head_dim": 1}
+        for name, least in smallest.items():
+            value = getattr(self, name)
+            if min(value if name == "channels" else (value,), default=0) < least:
+                raise TrainingError(f"{name} = {value} of the U-Net must be at least {least}")
+        if self.attention_levels > len(self.channels):
+            raise TrainingError(
+                f"attention_levels = {self.attention_levels} of the U-Net exceed its {len(self.channels)} levels"
+            )
+        odd = [width for width in self.channels if width % self.groups]
+        if odd:
+            raise TrainingError(f"groups = {self.groups} of the U-Net do not divide its {odd[0]} channels")
+        if not 0 <= self.dropout < 1:
+            raise TrainingError(f"dropout = {self.dropout} of the U-Net is outside [0, 1)")
 
 
 def make_schedule(name: str) -> Schedule:
@@ -75,15 +90,15 @@ def train_noise_predictor(
         "network": {**asdict(shape), "channels": list(shape.channels)},
         "schedule": schedule,
         "flip": flip,
+        "score": None if score is None else asdict(score),
         **({"joint_heads": sorted(joint_heads)} if joint_heads else {}),
     }
     batches = Batches(images, network.schedule, config.batch_size, config.seed, flip)
     scorer = None if score is None else SampleScore(network, images, score)
-    tasks = new_heads(network, images.unit(torch.arange(1)), joint_heads, "residual") if joint_heads else {}
+    example = images.unit(torch.arange(1))
+    tasks = new_heads(network, example, joint_heads, "residual", seed=config.seed) if joint_heads else {}
     objective = JointObjective(network, tasks) if tasks else NoiseObjective(network)
     training = Training(objective, batches, config, directory, identity, scorer)
-    if training.accelerator.is_main_process:
-        write_json(directory / "run.json", training.identity)
     yield from training.run()
     if training.accelerator.is_main_process:
         for name, task in tasks.items():

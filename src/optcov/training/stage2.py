@@ -24,7 +24,7 @@ from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
 from optcov.training.batches import Batches
 from optcov.training.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_least_squares, log_estimate
 from optcov.training.config import TrainingConfig, TrainingError
-from optcov.training.loop import StepRecord, Training
+from optcov.training.loop import Score, StepRecord, Training
 from optcov.training.measure import binned
 from optcov.training.objectives import LOSSES, HeadObjective, look
 from optcov.training.targets import HeadTask
@@ -133,6 +133,10 @@ def fit_closed_form(
     """
     if loss not in LOSSES:
         raise TrainingError(f"unknown loss {loss!r} of the heads; choose one of {', '.join(LOSSES)}")
+    if time_weighted and loss != "mse":
+        raise TrainingError('only the loss "mse" is weighted by time: "gamma" weighs errors relative to g already')
+    if images < 1:
+        raise TrainingError(f"heads cannot be fitted on {images} images")
     before = fingerprint(network.backbone)
     count = max(1, round(images / batches.batch_size))
     stream = FeatureStream(network, tasks, batches, count, progress=progress)
@@ -171,12 +175,16 @@ def train_heads(
     loss: str = "gamma",
     dropout: bool = False,
     identity: Mapping[str, Any] | None = None,
+    score: Score | None = None,
 ) -> Iterator[StepRecord]:
-    """Train whole heads by AdamW, or go on training; when drained, the heads hold their averaged weights."""
+    """Train whole heads by AdamW, or go on training; when drained, the heads hold their averaged weights.
+
+    score: judges the heads of each checkpoint; the heads end with the averaged weights of the best one.
+    """
     before = fingerprint(network.backbone)
     objective = HeadObjective(network, tasks, loss, dropout)
     identity = {**(identity or {}), "backbone": before, "heads": sorted(tasks), "loss": loss, "dropout": dropout}
-    yield from Training(objective, batches, config, directory, identity).run()
+    yield from Training(objective, batches, config, directory, identity, score).run()
     assert fingerprint(network.backbone) == before, "the frozen backbone changed"
 
 
