@@ -50,7 +50,10 @@ def test_fit_writes_a_bundle_with_heads_numbers_and_history(predictor, tmp_path)
     bundle = optcov.load(tmp_path / "bundle")
     assert sorted(bundle.heads) == ["npr", "range", "sn"]
     assert len(bundle.numbers.times) == 4
-    assert bundle.provenance["heads"]["loss"] == "gamma"
+    history = bundle.provenance["heads"]
+    assert (history["loss"], history["seed"], history["images"], history["half"]) == ("gamma", 0, 32, True)
+    assert history["data"] == optcov.data.load(predictor / "grey.npz").checksum
+    assert history["optcov"] == bundle.provenance["numbers"]["optcov"] == optcov.__version__
     step = bundle.with_schedule("linear").reverse_process("SN-DDPM").step(torch.zeros(2, 1, 8, 8), 500, 400)
     assert bool(step.variance.isfinite().all())
     half = next(bundle.unet.parameters())
@@ -69,7 +72,66 @@ def test_paper_exact_heads_are_linear(predictor, tmp_path):
 def test_residual_heads_train_by_gradient_descent(predictor, tmp_path):
     result = fit(predictor, tmp_path / "bundle", "--kind", "residual", "--steps", "3", "--heads", "npr,sn")
     assert result.exit_code == 0, result.output
-    assert optcov.load(tmp_path / "bundle").heads["npr"].kind == "residual"
+    bundle = optcov.load(tmp_path / "bundle")
+    assert bundle.heads["npr"].kind == "residual"
+    history = bundle.provenance["heads"]
+    assert (history["learning_rate"], history["ema"], history["clip"], history["steps"]) == (1e-4, 0.9999, 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--kind residual --measure-images 0", "--measure-images 2 or more"),
+        ("--measure-images 1", "--measure-images 2 or more"),
+        ("--times 2", "--times 3 or more"),
+        ("--times 0", "say how many"),
+        ("--time-weighted", "weighted by time"),
+        ("--kind dense", "choose dense for vectors"),
+        ("--kind timed --paper-exact", 'need loss "gamma"'),
+        ("--heads other", "choose among"),
+        ("--kind residual --score-samples 4", "28"),  # features of other images than these
+        ("--score-samples 4", "use --kind residual"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(predictor, tmp_path, options, reason):
+    result = fit(predictor, tmp_path / "bundle", *options.split())
+    assert isinstance(result.exception, ValueError)
+    assert reason in str(result.exception)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("option", ["--images 0", "--batch-size 0", "--times -1", "--measure-images -1"])
+def test_numbers_below_their_least_are_refused(predictor, tmp_path, option):
+    assert fit(predictor, tmp_path / "bundle", *option.split()).exit_code == 2
+
+
+def test_missing_test_images_and_a_directory_in_use_are_noticed_before_the_fit(predictor, tmp_path, monkeypatch):
+    def no_fit(*_arguments, **_options):
+        raise AssertionError("the fit began")
+
+    monkeypatch.setattr("optcov.training.fit_closed_form", no_fit)
+    np.savez(tmp_path / "train.npz", train=np.zeros((8, 8, 8, 1), np.uint8))
+    result = fit(predictor, tmp_path / "bundle", "--calibration-samples", "64", data=str(tmp_path / "train.npz"))
+    assert "name them 'test'" in str(result.exception)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("precious")
+    result = fit(predictor, tmp_path / "mine")
+    assert "notes.txt" in str(result.exception)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_numbers_per_time_can_be_measured_alone(predictor, tmp_path):
+    assert fit(predictor, tmp_path / "first", "--heads", "npr").exit_code == 0
+    before = optcov.load(tmp_path / "first")
+    again = ["fit", str(tmp_path / "first"), str(predictor / "grey.npz"), "--out", str(tmp_path / "second")]
+    options = ["--heads", "none", "--times", "6", "--measure-images", "16", "--calibration-samples", "0"]
+    result = CliRunner().invoke(app, [*again, *options])
+    assert result.exit_code == 0, result.output
+    after = optcov.load(tmp_path / "second")
+    assert len(after.numbers.times) == 6
+    assert after.provenance["numbers"]["images"] == 16
+    assert after.provenance["heads"] == before.provenance["heads"]
+    assert torch.equal(after.heads["npr"].conv.weight, before.heads["npr"].conv.weight)
 
 
 def test_images_with_other_channels_are_refused(predictor, tmp_path):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from optcov import storage
 from optcov.bundle.config import BundleConfig, check_head_name
-from optcov.bundle.directory import atomic_directory
+from optcov.bundle.directory import atomic_directory, check_replaceable
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import build_schedule
@@ -164,6 +164,11 @@ class Bundle:
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
         raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of even, quadratic, optimal")
+
+    @staticmethod
+    def check_target(directory: str | Path) -> None:
+        """Raise the error that `save` to this directory would, before hours of work go into what is to be saved."""
+        check_replaceable(Path(directory), FILES)
 
     def save(self, directory: str | Path) -> None:
         """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""

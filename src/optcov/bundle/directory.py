@@ -24,7 +24,7 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
     An existing target is replaced only if it holds nothing but entries of the known names.
     """
     target = Path(target)
-    _check_replaceable(target, known)
+    check_replaceable(target, known)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part"))
@@ -42,7 +42,8 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)  # after an exchange, this is the old one
 
 
-def _check_replaceable(target: Path, known: frozenset[str]) -> None:
+def check_replaceable(target: Path, known: frozenset[str]) -> None:
+    """Raise a BundleError if a directory cannot take the target's name without the loss of something else."""
     if not os.path.lexists(target):
         return
     if target.is_symlink() or not target.is_dir():

@@ -59,7 +59,8 @@ def load_unet(directory: Path) -> nn.Module:
         return module
 
     unet = _build_and_fill(build, tensors, path, directory / UNET_WEIGHTS)
-    return unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
+    unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
+    return unet
 
 
 def _unet_classes(name: Any, path: Path | None = None) -> Any:

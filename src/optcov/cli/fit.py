@@ -2,80 +2,138 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import errors, finish, print_table, track
+from optcov.cli.console import errors, finish, print_table, resumable, track
 from optcov.cli.train import show
 
 if TYPE_CHECKING:
-    from optcov.bundle import Bundle
+    from torch import Tensor
+
+    from optcov.bundle import Bundle, NumbersPerTime
     from optcov.data import ImageSet
     from optcov.training import Batches, HeadTask
+    from optcov.training.score import SampleScore
 
 
 def command(
-    source: Path = typer.Argument(help="A run of `optcov train`, a bundle, or a diffusers unet directory."),
+    source: Path = typer.Argument(help="A DDPMPipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."),
     data: str = typer.Argument(help="Training images, as for `optcov train`."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
-    heads: str = typer.Option("sn,npr,range", help="Heads to fit."),
+    heads: str = typer.Option("sn,npr,range", help="Heads to fit; none measures the numbers per time alone."),
     kind: str = typer.Option("auto", help="auto, timed, conv or residual; residual heads train by AdamW."),
-    images: int = typer.Option(4096, help="Images of a closed-form fit."),
+    images: int = typer.Option(4096, min=1, help="Images of a closed-form fit."),
     paper_exact: bool = typer.Option(
-        False, help="Mean squared error with linear output, dropout on; 500,000 steps of batch 128 are the paper's."
+        False, help="Mean squared error with linear output, for residual heads with dropout on, as in the paper."
     ),
-    time_weighted: bool = typer.Option(False, help="Divide squared errors by the square of each time's mean target."),
-    steps: int = typer.Option(20_000, help="Steps of AdamW."),
-    batch_size: int = typer.Option(64, help="Images per batch."),
+    time_weighted: bool = typer.Option(
+        False, help="With --paper-exact: divide squared errors by the mean target's square."
+    ),
+    steps: int = typer.Option(20_000, help="Steps of AdamW; the paper's are 500,000 of batch 128."),
+    batch_size: int = typer.Option(64, min=1, help="Images per batch."),
     learning_rate: float = typer.Option(1e-4, help="Peak learning rate of AdamW."),
     checkpoint_every: int = typer.Option(1000, help="Steps of AdamW between checkpoints."),
-    times: int = typer.Option(100, help="Times at which the numbers per time are measured; 0 for every one."),
-    measure_images: int = typer.Option(512, help="Images per time; 0 takes the numbers from the fit's own samples."),
-    calibration_samples: int = typer.Option(2048, help="Held-out samples for the calibration; 0 for none."),
+    score_samples: int = typer.Option(
+        0,
+        min=0,
+        help="Judge each checkpoint of residual heads by the Frechet distance of so many samples; 0: the last.",
+    ),
+    score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
+    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
+    times: int = typer.Option(100, min=0, help="Times at which the numbers per time are measured; 0 for every one."),
+    measure_images: int = typer.Option(
+        512, min=0, help="Images per time; 0 takes the numbers from the fit's own samples."
+    ),
+    calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
     half: bool = typer.Option(
         True, help="Round a new noise predictor to float16 first, to store it in half the space."
     ),
     flip: bool = typer.Option(True, help="Mirror images at random."),
-    schedule: str = typer.Option("vp_sde", help="Schedule of a diffusers unet: vp_sde, linear or cosine."),
+    schedule: str = typer.Option("vp_sde", help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine."),
     seed: int = typer.Option(0, help="Seed of times and noise."),
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
-    import torch
+    from accelerate import PartialState
 
+    from optcov import __version__
     from optcov import data as image_data
-    from optcov.training import Batches, fit_closed_form, new_heads
+    from optcov.storage import directory_lock
+    from optcov.training import Batches, new_heads, time_grid
     from optcov.training.sources import open_predictor
 
+    # everything that can be refused is looked at before the long work
     bundle = open_predictor(source, schedule, half)
+    bundle.check_target(out)
     train = image_data.load(data, "train")
+    test = image_data.load(data, "test") if calibration_samples else None
     loss = "mse" if paper_exact else "gamma"
-    names = [name.strip() for name in heads.split(",") if name.strip()]
+    names = [] if heads == "none" else [name.strip() for name in heads.split(",") if name.strip()]
     example = _example(bundle, train)
-    tasks = new_heads(bundle.network, example, names, None if kind == "auto" else kind, loss, seed)
+    chosen_kind = None if kind == "auto" else kind
+    tasks = {} if heads == "none" else new_heads(bundle.network, example, names, chosen_kind, loss, seed)
+    closed_form = bool(tasks) and kind != "residual"
+    grid = time_grid(bundle.network.native_schedule, times or None)
+    _check_measurement(len(grid), measure_images, closed_form)
+    if score_samples and kind != "residual":
+        raise ValueError("only residual heads have checkpoints to choose among by a score; use --kind residual")
+    score = _score(bundle, tasks, train, score_samples, score_steps, score_features, seed)
     batches = Batches(train, bundle.schedule, batch_size, seed, flip)
     settings = {"data": train.checksum, "loss": loss, "seed": seed, "flip": flip, "batch_size": batch_size}
-    if kind == "residual":
-        settings |= {"steps": steps, "learning_rate": learning_rate}
-        _train(bundle, tasks, batches, out, loss, paper_exact, settings, checkpoint_every)
-        numbers = None
-    else:
-        settings |= {"images": images, "time_weighted": time_weighted}
-        with torch.no_grad():
-            fit = fit_closed_form(bundle.network, tasks, batches, images, loss, time_weighted, _note_passes())
-        numbers = fit.numbers
-        rows = [(name, len(r.losses), r.losses[-1], r.converged) for name, r in fit.reports.items()]
-        print_table("closed-form fit", ("head", "passes", "loss per pixel", "converged"), rows)
-    bundle = bundle.with_heads({name: task.module for name, task in tasks.items()}, bundle.backbone)
-    bundle = bundle.with_provenance(heads={**settings, "kind": kind, "names": names})
-    if measure_images or numbers is None:
-        numbers = _measure(bundle, train, times, max(2, measure_images), batch_size, seed, out)
-    bundle = bundle.with_numbers(numbers)
-    if calibration_samples:
-        bundle = _calibrate(bundle, data, calibration_samples, seed)
-    bundle.save(out)
+    settings |= {"half": half, "calibration_samples": calibration_samples}
+    state, work = PartialState(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
+    with resumable(work), directory_lock(work) if state.is_main_process else nullcontext():
+        if closed_form:
+            settings |= {"images": images, "time_weighted": time_weighted}
+            bundle = bundle.with_numbers(_fit(bundle, tasks, batches, loss, settings))
+        elif tasks:
+            settings |= {"steps": steps, "learning_rate": learning_rate, "checkpoint_every": checkpoint_every}
+            settings |= _train(bundle, tasks, batches, work, loss, paper_exact, settings, score)
+        if tasks:
+            bundle = bundle.with_heads({name: task.module for name, task in tasks.items()}, bundle.backbone)
+            bundle = bundle.with_provenance(heads={**settings, "kind": kind, "names": names, "optcov": __version__})
+        if measure_images:
+            bundle = bundle.with_numbers(_measure(bundle, train, grid, measure_images, batch_size, seed, work))
+        measured = {"data": train.checksum, "seed": seed, "images": measure_images or images}
+        bundle = bundle.with_provenance(numbers={**measured, "optcov": __version__})
+        if test is not None:
+            bundle = _calibrate(bundle, test, calibration_samples, seed)
+        if state.is_main_process:
+            bundle.save(out)
     finish(out, f"optcov sample {out} --method NPR-DDPM --steps 25")
+
+
+def _check_measurement(times: int, images: int, closed_form: bool) -> None:
+    if images == 1 or (images == 0 and not closed_form):
+        raise ValueError(
+            f"the numbers per time cannot be measured on {images} images; use --measure-images 2 or more"
+            f"{'' if images else ' (only a closed-form fit gathers them from its own samples)'}"
+        )
+    if images and times < 3:
+        raise ValueError(f"{times} times are too few to judge an interpolation; use --times 3 or more")
+
+
+def _score(
+    bundle: Bundle,
+    tasks: dict[str, HeadTask],
+    images: ImageSet,
+    samples: int,
+    steps: int,
+    features: str,
+    seed: int,
+) -> SampleScore | None:
+    """What judges heads by samples: those of the method that uses the first head."""
+    from optcov.training.score import SampleScore, ScoreSettings
+
+    if not samples or not tasks:
+        return None
+    method = {"sn": "SN-DDPM", "npr": "NPR-DDPM", "range": "Improved DDPM"}[next(iter(tasks))]
+    headed = bundle.with_heads({name: task.module for name, task in tasks.items()}, bundle.backbone)
+    return SampleScore(headed.network, images, ScoreSettings(samples, steps, method, features, seed))
 
 
 def _example(bundle: Bundle, images: ImageSet) -> Any:
@@ -89,16 +147,33 @@ def _example(bundle: Bundle, images: ImageSet) -> Any:
     return images.unit(torch.arange(1))
 
 
+def _fit(
+    bundle: Bundle, tasks: dict[str, HeadTask], batches: Batches, loss: str, settings: dict[str, Any]
+) -> NumbersPerTime:
+    import torch
+
+    from optcov.training import fit_closed_form
+
+    with torch.no_grad():
+        fit = fit_closed_form(
+            bundle.network, tasks, batches, settings["images"], loss, settings["time_weighted"], _note_passes()
+        )
+    rows = [(name, len(r.losses), r.losses[-1], r.converged) for name, r in fit.reports.items()]
+    print_table("closed-form fit", ("head", "passes", "loss per pixel", "converged"), rows)
+    return fit.numbers
+
+
 def _train(
     bundle: Bundle,
     tasks: dict[str, HeadTask],
     batches: Batches,
-    out: Path,
+    work: Path,
     loss: str,
     dropout: bool,
     settings: dict[str, Any],
-    checkpoint_every: int,
-) -> None:
+    score: SampleScore | None,
+) -> dict[str, Any]:
+    """Train, and return every setting of the training."""
     from optcov.training import TrainingConfig, train_heads
 
     config = TrainingConfig(
@@ -109,19 +184,23 @@ def _train(
         decay="constant",
         ema=0.9999,
         seed=settings["seed"],
-        checkpoint_every=checkpoint_every,
+        checkpoint_every=settings["checkpoint_every"],
     )
-    identity = {"data": settings["data"], "flip": settings["flip"]}
-    records = train_heads(bundle.network, tasks, batches, config, _work(out), loss, dropout, identity)
+    identity = {
+        "data": settings["data"],
+        "flip": settings["flip"],
+        "score": None if score is None else asdict(score.settings),
+    }
+    records = train_heads(bundle.network, tasks, batches, config, work / "training", loss, dropout, identity, score)
     show(records, config.steps, "stage 2")
+    return {**asdict(config), **identity, "dropout": dropout}
 
 
-def _measure(bundle: Bundle, images: ImageSet, times: int, count: int, batch_size: int, seed: int, out: Path) -> Any:
-    from optcov.training import gather, interpolation_error, measure, time_grid
+def _measure(bundle: Bundle, images: ImageSet, grid: Tensor, count: int, batch_size: int, seed: int, work: Path) -> Any:
+    from optcov.training import gather, interpolation_error, measure
 
     native = bundle.network.native_schedule
-    grid = time_grid(native, times or None)
-    records = measure(bundle.network, images, grid, count, batch_size, seed, _work(out))
+    records = measure(bundle.network, images, grid, count, batch_size, seed, work)
     numbers = gather(track(records, len(grid), "numbers per time", "times"))
     for name in ("mean_square_noise", "mean_square_residual"):
         error = interpolation_error(numbers, native, name)
@@ -129,11 +208,9 @@ def _measure(bundle: Bundle, images: ImageSet, times: int, count: int, batch_siz
     return numbers
 
 
-def _calibrate(bundle: Bundle, data: str, samples: int, seed: int) -> Bundle:
-    from optcov import data as image_data
+def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundle:
     from optcov.training import calibrate
 
-    test = image_data.load(data, "test")
     record = {}
     for name in ("npr", "sn"):
         if name in bundle.network.heads:
@@ -147,11 +224,6 @@ def _calibrate(bundle: Bundle, data: str, samples: int, seed: int) -> Bundle:
             ]
             print_table(f"calibration of {name} on held-out images", ("t", "predicted / measured", "error"), rows)
     return bundle.with_provenance(calibration=record)
-
-
-def _work(out: Path) -> Path:
-    """Where a fit keeps what a restart needs, beside the bundle."""
-    return out.with_name(f"{out.name}.work")
 
 
 def _note_passes() -> Any:
