@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from optcov import Schedule
 from optcov.cli import app
+from optcov.cli.console import print_table
 from small_bundles import SHAPE, small_bundle
 
 runner = CliRunner()
@@ -49,6 +50,14 @@ def test_tables_are_written_and_shown_on_a_page(saved: Path, tmp_path: Path) -> 
     run("report", tmp_path, "--out", page)
     assert "ET NPR-DDPM" in page.read_text()
     assert "Commands and versions" in page.read_text()
+
+
+def test_numbers_are_printed_whole_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table("title", ["row", *"abcdef"], [["noise and sn", *["-10.88 ± 5.48 (0.50)"] * 6]])
+    assert capsys.readouterr().out.count("-10.88 ± 5.48 (0.50)") == 6
 
 
 @pytest.mark.parametrize(

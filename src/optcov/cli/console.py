@@ -89,9 +89,9 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*[str(cell) for cell in row])
-    # a number that is cut off is worse than a long line
+    # a number that is cut off is worse than a long line, and a console prints no wider than it is
     needed = output.measure(table, options=output.options.update(width=10_000)).maximum
-    output.print(table, width=max(output.width, needed), crop=False)
+    Console(width=max(output.width, needed), quiet=output.quiet).print(table)
 
 
 def finish(path: Path, next_command: str | None = None) -> None:
