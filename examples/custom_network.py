@@ -20,12 +20,13 @@ class Network(nn.Module):
 
     def __init__(self, width: int = 96):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-        self.noise, self.log_error = nn.Linear(width, 2), nn.Linear(width, 2)
+        self.body = nn.Sequential(nn.Linear(3, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+        self.noise = nn.Linear(width, 2)
+        self.log_error = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2))
 
     def forward(self, x_t: Tensor, t: float | Tensor) -> optcov.NoisePrediction:
-        share = torch.as_tensor(t, dtype=torch.float32).expand(len(x_t)).unsqueeze(1) / 1000
-        features = self.body(torch.cat([x_t, share, share.sqrt()], 1))
+        level = schedule.log_snr(t).float().expand(len(x_t)).unsqueeze(1) / 4
+        features = self.body(torch.cat([x_t, level], 1))
         return optcov.NoisePrediction(self.noise(features), {"npr": self.log_error(features.detach()).exp()})
 
 
@@ -34,7 +35,7 @@ def main(steps: int = 1500) -> None:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     network = Network()
-    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for _ in range(steps):
         x_0, t = ring(256, generator), torch.randint(1, 1001, (256,), generator=generator)
         noise = torch.randn(x_0.shape, generator=generator)
