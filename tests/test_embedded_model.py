@@ -36,6 +36,22 @@ def assert_the_papers_ordering(model, images, K):
         assert difference.mean >= 3 * difference.standard_error, f"{worse} - {better} at K = {K}: {difference}"
 
 
+def test_what_is_embedded_is_whole_and_small(fashion):
+    models = bundle.find_bundle("fashion").parent
+    assert sum(path.stat().st_size for path in models.rglob("*") if path.is_file()) < 8e6
+    assert fashion.image_shape == (1, 28, 28)
+    assert sorted(fashion.heads) == ["npr", "range", "sn"]
+    assert {"mean_square_noise_error", "mean_square_residual_error"} <= set(fashion.numbers.tensors())
+    assert {entry.method for entry in fashion.trajectories} >= {"NPR-DDPM"}
+    for section in ("stage1", "heads", "calibration"):
+        assert section in fashion.provenance
+    for schedule in ("linear", "cosine"):  # usable as LS and CS; the last times of CS are beyond what it knows
+        moved = fashion.with_schedule(schedule)
+        with torch.no_grad():
+            step = moved.reverse_process("SN-DDPM").step(torch.zeros(1, 1, 28, 28), 900, 800)
+        assert bool(step.variance.isfinite().all())
+
+
 @pytest.mark.parametrize("K", [10, 25])
 def test_npr_needs_fewer_bits_than_analytic_and_analytic_fewer_than_beta(fashion, images, K):
     assert_the_papers_ordering(fashion, images[:24], K)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,7 @@ def test_heads_trained_jointly_come_with_the_run(predictor, tmp_path):
     small = "--steps 2 --batch-size 4 --channels 8,8 --groups 4 --head-dim 8 --warmup 1 --joint-heads npr,sn"
     run = CliRunner().invoke(app, ["train", str(predictor / "grey.npz"), "--out", str(tmp_path), *small.split()])
     assert run.exit_code == 0, run.output
+    assert re.search(r"stage 1 2/2 +loss [\d.]+ +lr \d\S+ +[\d.]+ images/s +[\d.]+ min left", run.output)
     bundle = open_predictor(tmp_path)
     assert sorted(bundle.heads) == ["npr", "sn"]
     assert bool((bundle.heads["npr"].conv.weight != 0).any())

@@ -81,7 +81,7 @@ def test_fisher_scoring_reaches_the_loss_of_a_long_gradient_descent(tmp_path):
     stream = FeatureStream(network, tasks, batches, 4)
     rows = list(stream())
     heads = {name: task.module for name, task in tasks.items()}
-    reports = fit_gamma(lambda: rows, heads, passes=40, tolerance=1e-9)
+    reports = fit_gamma(lambda: rows, heads)  # as `optcov fit` does: by its own tolerance
     for name in heads:
         last = ConvHead(8, 1, groups=4).conv.double()
         optimizer = torch.optim.LBFGS(
