@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from optcov.prediction import NoisePrediction
 from optcov.schedule import Schedule
+from reliability_runs import Inputs
+from warm_commands import WarmCommands
 
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
@@ -21,6 +24,20 @@ settings.load_profile("project")
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     return json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]:
+    """Commands in processes of their own, which can be killed."""
+    server = WarmCommands(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """What the small runs of reliability_runs.py work on."""
+    return Inputs.make(tmp_path_factory.mktemp("inputs"))
 
 
 class Reference:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,10 @@ _MALFORMED = (
     OverflowError,
     NotImplementedError,
 )
-_BROKEN = (*_MALFORMED, SyntaxError, RecursionError, MemoryError, RuntimeError, struct.error, zlib.error)
+_BROKEN = (
+    *(*_MALFORMED, SyntaxError, RecursionError, MemoryError, RuntimeError),
+    *(struct.error, zlib.error, tokenize.TokenError),  # the last by numpy, which takes old headers apart
+)
 
 
 def read_npy(path: Path) -> Array:
