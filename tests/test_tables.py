@@ -18,7 +18,7 @@ from optcov.data import ImageSet
 from optcov.metrics import Extractor
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
 from optcov.tables.cells import Plan, Result, gather
-from optcov.tables.claims import Difference, judge
+from optcov.tables.claims import Difference, judge, lower_rows
 from optcov.tables.normalised import normalised_steps, search_steps
 from optcov.tables.render import comma_separated, latex, markdown, write_table
 from optcov.tables.result import Entry, Row, Section
@@ -135,6 +135,7 @@ def test_fid_has_every_row_and_the_papers_numbers(fid: tuple[Path, TableResult])
     assert [row.name for row in discrete.rows][-4:] == ["DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"]
     assert [row.name for row in continuous.rows][:2] == ["Euler-Maruyama", "Ancestral sampling"]
     assert all(e.value is not None and e.error is not None for s in result.sections for r in s.rows for e in r.entries)
+    assert all(len(e.details["replicates"][0]) == 4 for s in result.sections for r in s.rows for e in r.entries)
     assert (discrete.paper_setting, continuous.paper_setting) == ("CIFAR10 (LS)", "CIFAR10 (VP SDE)")
     for section in result.sections:
         for group in {row.group for row in section.rows}:
@@ -373,6 +374,22 @@ def test_json_reads_back_whole(tmp_path: Path) -> None:
 )
 def test_a_claim_needs_every_difference_beyond_its_error(means: list[float], holds: bool | None) -> None:
     assert judge("claim", [Difference("K", mean, 0.1) for mean in means]).holds is holds
+
+
+def test_rows_of_the_same_noise_are_compared_group_by_group() -> None:
+    spread = [1.0, 2.0, 3.0, 4.0]  # of both rows alike, so that their difference is exact
+
+    def section(other: list[float]) -> Section:
+        entries = [Entry(d, 2.0, details={"replicates": [part, []]}) for d, part in ((1.0, spread), (2.0, other))]
+        rows = tuple(Row(name, (entry,)) for name, entry in zip("ab", entries, strict=True))
+        return Section("linear", ("K = 5",), rows)
+
+    (paired,) = lower_rows(section([value + 1 for value in spread]), "a", "b")
+    assert (paired.mean, paired.error, paired.holds()) == (-1.0, 0.0, True)
+    (crossed,) = lower_rows(section(spread[::-1]), "a", "b")
+    assert crossed.error == pytest.approx(15**0.5)  # of -3, -1, 1, 3: sqrt(3/4 * 20)
+    (apart,) = lower_rows(section([1.0]), "a", "b")  # resampled by other groups
+    assert apart.error == pytest.approx(8**0.5)
 
 
 def _exhaust(parts: Generator[float, None, Result]) -> Result:

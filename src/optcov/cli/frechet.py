@@ -38,7 +38,8 @@ def command(
     drawing = Drawing(samples, steps, seed)
     one, other = (features_of(source, extractor, drawing) for source in (first, second))
     distance = measure_frechet(one, other)
-    result = {"distance": extractor.distance, "first": first, "second": second, **asdict(distance)}
+    measured = {name: value for name, value in asdict(distance).items() if name != "replicates"}
+    result = {"distance": extractor.distance, "first": first, "second": second, **measured}
     if kernel:
         if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
             raise MetricError("a kernel distance needs images on both sides, not statistics")

@@ -39,6 +39,7 @@ class Distance:
     standard_error: float | None
     limit: float | None  # extrapolated to infinitely many samples of each side that was given as features
     counts: tuple[int | None, int | None]
+    replicates: tuple[tuple[float, ...], tuple[float, ...]]  # without each group of either side; empty for statistics
 
 
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
@@ -55,17 +56,19 @@ def measure_frechet(first: Features, second: Features, groups: int = GROUPS) -> 
     parts = [_groups(side, groups) for side in (first, second)]
     whole = [merge_all(part) for part in parts]
     value = frechet_distance(*whole)
-    variance, bias, resampled = 0.0, 0.0, False
-    for side, part in enumerate(parts):
-        if len(part) > 1:
-            resampled = True
-            distances = _without_each(part, whole[1 - side])
-            variance += _jackknife_variance(distances)
-            bias += (len(part) - 1) * (sum(distances) / len(distances) - value)
-    counts = (whole[0].count, whole[1].count)
-    if not resampled:
-        return Distance(value, None, None, counts)
-    return Distance(value, math.sqrt(variance), value - bias, counts)
+    first_without, second_without = (
+        tuple(_without_each(part, whole[1 - side])) if len(part) > 1 else () for side, part in enumerate(parts)
+    )
+    counts, replicates = (whole[0].count, whole[1].count), (first_without, second_without)
+    if not any(replicates):
+        return Distance(value, None, None, counts, replicates)
+    bias = sum((len(part) - 1) * (sum(part) / len(part) - value) for part in replicates if part)
+    return Distance(value, jackknife_error(replicates), value - bias, counts, replicates)
+
+
+def jackknife_error(replicates: Sequence[Sequence[float]]) -> float:
+    """Standard error from numbers without each group, side by side; of differences, if they are differences."""
+    return math.sqrt(sum(_jackknife_variance(part) for part in replicates if part))
 
 
 def _distance(first: FeatureStatistics, second: FeatureStatistics, root: Tensor) -> float:

@@ -47,9 +47,10 @@ def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> Non
     columns = min(columns, len(images))
     picture = grid(images, columns)
     width = 6.0
-    figure = _figure(width, width * picture.shape[1] / picture.shape[2] + 0.4)
+    figure = _figure(width, width * picture.shape[1] / picture.shape[2] + (0.4 if caption else 0))
     show(figure.subplots(), picture)
-    figure.supxlabel(caption, fontsize=9)
+    if caption:
+        figure.supxlabel(caption, fontsize=9)
     _save(figure, path)
 
 
@@ -68,7 +69,8 @@ def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
         row[0].set_ylabel(method, fontsize=9)
     for axes, K in zip(panels[0], steps, strict=True):
         axes.set_title(f"{K} steps", fontsize=9)
-    figure.suptitle(caption, fontsize=10)
+    if caption:
+        figure.suptitle(caption, fontsize=10)
     _save(figure, path)
 
 
@@ -87,7 +89,8 @@ def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str
         show(left, images[number])
         drawn = right.imshow(deviations[number].mean(0).numpy(), cmap="magma", vmin=0, vmax=float(deviations.max()))
     figure.colorbar(drawn, ax=panels, label="standard deviation of x_0", shrink=0.8)
-    figure.suptitle(caption, fontsize=10)
+    if caption:
+        figure.suptitle(caption, fontsize=10)
     _save(figure, path)
 
 

@@ -29,13 +29,24 @@ def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
             fmt=f"o{STYLE[kind]}",
             markersize=3,
             color=colours[design],
-            label=f"{design}, {kind}",
         )
     axes.set_xscale("log")
+    lengths = sorted({row.K for row in rows})
+    axes.set_xticks(lengths, [str(K) for K in lengths])
+    axes.minorticks_off()
     best = min(row.bits_per_dim.mean for row in rows)
     axes.set_ylim(0.95 * best if best > 0 else None, _readable_limit(rows))
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(handles=_key(colours), fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     _save(figure, path)
+
+
+def _key(colours: Mapping[str, Any]) -> list[Any]:
+    """What colours and styles of lines mean."""
+    from matplotlib.lines import Line2D
+
+    designs = [Line2D([], [], color=colour, label=design) for design, colour in colours.items()]
+    words = {"ET": "even times", "OT": "optimal times"}
+    return [*designs, *(Line2D([], [], color="grey", linestyle=STYLE[kind], label=words[kind]) for kind in STYLE)]
 
 
 def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:

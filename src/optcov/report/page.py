@@ -27,6 +27,7 @@ tr.group th, tr.group td { border-top: 2px solid #888; }
 .error { opacity: .8; font-size: .85em; }
 figure { margin: 1rem 0; }
 figure img { max-width: 100%; height: auto; background: white; }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)); gap: 1rem; }
 figcaption, .notes { font-size: .9rem; opacity: .85; }
 .holds::before { content: "\\2713  "; color: #2a8a2a; font-weight: bold; }
 .fails::before { content: "\\2717  "; color: #c0392b; font-weight: bold; }

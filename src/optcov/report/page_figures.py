@@ -38,10 +38,10 @@ def against_steps(section: Section, quantity: str) -> bytes:
             K, values, errors = zip(*known, strict=True)
             axes.errorbar(K, values, errors, fmt=marker + style, color=colour, markersize=4, label=row.name)
     axes.set_xscale("log")
-    values = [e.value for row in section.rows for e in row.entries if e.value is not None]
-    if min(values) > 0:
+    numbers = [e.value for row in section.rows for e in row.entries if e.value is not None]
+    if numbers and min(numbers) > 0:
         axes.set_yscale("log")
-        axes.set_ylim(top=min(1.2 * max(values), OUTLIER * statistics.median(values)))
+        axes.set_ylim(top=min(1.2 * max(numbers), OUTLIER * statistics.median(numbers)))
         _plain_ticks(axes)
     axes.set_xticks(lengths, [str(K) for K in lengths])
     axes.set_xticks([], minor=True)
@@ -98,16 +98,15 @@ def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[floa
     return found
 
 
-def trajectories(chosen: Mapping[str, Mapping[int, Sequence[float]]], K: int) -> bytes:
-    """The times of one length, row by row."""
-    shown = {name: times[K] for name, times in chosen.items() if K in times}
+def trajectories(shown: Mapping[str, Sequence[float]], title: str) -> bytes:
+    """Times, row by row."""
     figure = _figure(8, 0.6 + 0.45 * len(shown))
     axes = figure.add_subplot()
     for height, times in enumerate(shown.values()):
         axes.plot(times, [height] * len(times), "|", markersize=14, color=f"C{height % 10}")
     axes.set_yticks(range(len(shown)), list(shown), fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)  # from top to bottom, as in the table
-    axes.set(xlabel="time t", title=f"optimal times, K = {K}")
+    axes.set(xlabel="time t", title=title)
     return _png(figure)
 
 

@@ -87,7 +87,10 @@ def table_sections(tables: Sequence[TableResult]) -> Iterator[PageSection]:
         chosen = dict(chosen_times(result))
         if chosen:
             lengths = sorted({K for times in chosen.values() for K in times if K <= 100})
-            pictures = [picture(trajectories(chosen, K), f"The times of the least bound, K = {K}") for K in lengths]
+            pictures = []
+            for K in lengths:
+                shown = {name: times[K] for name, times in chosen.items() if K in times}
+                pictures.append(picture(trajectories(shown, f"K = {K}"), f"The times of the least bound, K = {K}"))
             yield PageSection("Optimal trajectories", "".join(pictures))
 
 
@@ -121,8 +124,9 @@ def paper_figures(bundle: Bundle, setting: str, count: int = 16, seed: int = 0) 
             (cell,) = compare(model, [panel["method"]], [panel["steps"]], count, seed)
             caption = f"{cell.method}, K = {cell.steps}"
             columns = round(count**0.5)
-            body.append(_drawn(partial(_draw_panel, cell.images, caption, columns), caption))
-        yield PageSection(f"The paper's figure of {setting}, by {bundle.name}", "".join(body))
+            body.append(_drawn(partial(_draw_panel, cell.images, columns), caption))
+        panels = f"<div class=panels>{''.join(body)}</div>"
+        yield PageSection(f"The paper's figure of {setting}, by {bundle.name}", panels)
 
 
 def provenance_section(tables: Sequence[TableResult], report: dict[str, Any]) -> PageSection:
@@ -142,7 +146,7 @@ def _samples(model: Bundle, size: ReportSize, seed: int) -> PageSection:
     methods = [name for name in _GRIDS if _possible(model, name)]
     cells = list(compare(model, methods, size.grid_steps, size.grid_images, seed))
     caption = f"{model.name}: every method from the same noise"
-    return PageSection("Samples", _drawn(lambda path: draw_comparison(cells, path, caption), caption))
+    return PageSection("Samples", _drawn(lambda path: draw_comparison(cells, path, ""), caption))
 
 
 def _maps(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
@@ -155,16 +159,16 @@ def _maps(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageS
         for t in times:
             deviations = clean_deviation(model.reverse_process(method), forward.diffuse(shown.unit(), t, noise), t)
             caption = f"{method}: images, and the standard deviation of x_0 given their noisy version at t = {t:g}"
-            body.append(_drawn(partial(_draw_map, shown, deviations, caption), caption))
+            body.append(_drawn(partial(_draw_map, shown, deviations), caption))
     return PageSection("Variance maps", "".join(body) or "<p>The bundle has no head that knows pixels apart.</p>")
 
 
-def _draw_panel(images: Tensor, caption: str, columns: int, path: Path) -> None:
-    draw_grid(images, path, caption, columns)
+def _draw_panel(images: Tensor, columns: int, path: Path) -> None:
+    draw_grid(images, path, "", columns)  # the page has the caption
 
 
-def _draw_map(images: ImageSet, deviations: Tensor, caption: str, path: Path) -> None:
-    draw_deviations(images.images, deviations, path, caption)
+def _draw_map(images: ImageSet, deviations: Tensor, path: Path) -> None:
+    draw_deviations(images.images, deviations, path, "")
 
 
 @torch.no_grad()
@@ -202,10 +206,13 @@ def _calibration(bundle: Bundle, images: ImageSet, size: ReportSize, seed: int) 
 def _stored(bundle: Bundle) -> PageSection:
     chosen: dict[str, dict[int, tuple[float, ...]]] = {}
     for entry in bundle.trajectories:
-        name = f"{entry.method} ({type(entry.schedule).__name__})"
-        chosen.setdefault(name, {})[len(entry.trajectory)] = entry.trajectory.times
-    lengths = sorted({K for times in chosen.values() for K in times if K in (5, 10, 25, 50)})
-    pictures = [picture(trajectories(chosen, K), f"Optimal times stored in the bundle, K = {K}") for K in lengths]
+        kind = "real times" if entry.schedule.steps is None else f"{entry.schedule.steps} times"
+        chosen.setdefault(f"{entry.method}, {kind}", {})[len(entry.trajectory)] = entry.trajectory.times
+    pictures = []
+    for name, by_length in chosen.items():
+        shown = {f"K = {K}": by_length[K] for K in (5, 10, 25, 50, 100) if K in by_length}
+        if shown:
+            pictures.append(picture(trajectories(shown, name), f"Optimal times stored in the bundle: {name}"))
     return PageSection("Stored trajectories", "".join(pictures))
 
 

@@ -87,14 +87,16 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
         ]
         error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
         found = [Difference(f"{schedule}, K = {K}", statistics.fmean(gaps), error)] if gaps else []
-        claims.append(judge("NPR-DDPM needs fewer bits/dim than A-DDPM at full timesteps", found))
+        full = evaluation.on(schedule).schedule.steps in (K, None)
+        where = "full timesteps" if full else f"K = {K}, not the full timesteps"
+        claims.append(judge(f"NPR-DDPM needs fewer bits/dim than A-DDPM at {where}", found))
     theirs = published("repeats")
     noted = (
         f"Mean and standard deviation over {evaluation.size.repeats} seeds, which choose images and noise "
         f"(the paper: {theirs['repeats']} seeds, {theirs['images']:,} images).",
-        *_notes(evaluation, cells),
+        *_notes(evaluation, cells, None),
     )
-    title = f"Likelihood at full timesteps over seeds, {evaluation.bundle.name}"
+    title = f"Likelihood over seeds, {evaluation.bundle.name}"
     return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
 
 
@@ -168,12 +170,16 @@ def _bits(rows: list[Any], design: str) -> float | None:
     return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["design"] == design), None)
 
 
-def _notes(evaluation: Evaluation, cells: Mapping[Any, Cell]) -> tuple[str, ...]:
+def _notes(
+    evaluation: Evaluation, cells: Mapping[Any, Cell], error: str | None = "a standard error over groups of images"
+) -> tuple[str, ...]:
     settings = next(iter(cells.values())).settings
-    chosen = f", trajectories chosen on {settings['train_images']} others" if settings["train_images"] else ""
+    embedded, others = evaluation.images.embedded, settings["train_images"]
+    scored = f"{settings['images']} {'' if embedded else 'test images '}of {evaluation.images.name}"
+    chosen = f", trajectories chosen on {others} {'others' if embedded else 'training images'}" if others else ""
     return (
-        f"{settings['images']} images of {evaluation.images.name}{chosen}, {settings['times']} times; the variance of "
-        f"the last step is the paper's, the normal CDF exact; ± is a standard error over groups of images.",
+        f"{scored}{chosen}, {settings['times']} times; the variance of the last step is the paper's, the normal CDF "
+        f"exact{f'; ± is {error}' if error else ''}.",
         "Differences behind the claims are of the same images and noise.",
     )
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from optcov.tables.result import Claim, Section
+from optcov.metrics import jackknife_error
+from optcov.tables.result import Claim, Entry, Section
 
 SIGNIFICANT = 2.0  # standard errors
 
@@ -43,7 +44,11 @@ def judge(statement: str, differences: Sequence[Difference]) -> Claim:
 
 
 def lower_rows(section: Section, better: str, worse: str) -> list[Difference]:
-    """Differences of two rows of a section, column by column, their errors taken as independent."""
+    """Differences of two rows of a section, column by column.
+
+    Numbers that were resampled by the same groups, of the same noise, are compared group by group; the errors of others
+    are taken as independent.
+    """
     rows = {row.name: row for row in section.rows}
     if better not in rows or worse not in rows:
         return []
@@ -51,10 +56,17 @@ def lower_rows(section: Section, better: str, worse: str) -> list[Difference]:
     for column, ours, theirs in zip(section.columns, rows[better].entries, rows[worse].entries, strict=True):
         if ours.value is None or theirs.value is None:
             continue
-        errors = (ours.error, theirs.error)
-        error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
-        found.append(Difference(f"{section.heading}, {column}", ours.value - theirs.value, error))
+        found.append(Difference(f"{section.heading}, {column}", ours.value - theirs.value, _error(ours, theirs)))
     return found
+
+
+def _error(ours: Entry, theirs: Entry) -> float | None:
+    if ours.error is None or theirs.error is None:
+        return None
+    a, b = (entry.details.get("replicates", []) for entry in (ours, theirs))
+    if any(a) and [len(part) for part in a] == [len(part) for part in b]:
+        return jackknife_error([[x - y for x, y in zip(*parts, strict=True)] for parts in zip(a, b, strict=True)])
+    return math.hypot(ours.error, theirs.error)
 
 
 def lower_in_all(sections: Sequence[Section], pairs: Mapping[str, tuple[str, str]]) -> list[Claim]:

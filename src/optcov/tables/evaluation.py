@@ -251,6 +251,7 @@ class Evaluation:
             "value": distance.value,
             "standard_error": distance.standard_error,
             "limit": distance.limit,
+            "replicates": [list(part) for part in distance.replicates],
             "samples": wanted,
             "evaluations": float(torch.cat(parts["evaluations"]).mean()),
         }

@@ -21,6 +21,7 @@ SEARCHED = {  # row of tab:timesteps -> method, and the head whose time it pays
     "NPR-DPM": ("NPR-DDIM", "npr"),
     "SN-DPM": ("SN-DDIM", "sn"),
 }
+BY_DDPM = ("LSUN Bedroom",)  # where the paper's methods of tab:timesteps reverse DDPM's forward process, not DDIM's
 LEAST_STEPS = 2
 
 
@@ -73,7 +74,8 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
     setting = evaluation.paper_setting(schedule)
     paper = published("timesteps")["settings"].get((setting or "").split(" (")[0], {})
     rows = []
-    for name, (method, head) in SEARCHED.items():
+    for name, (usual, head) in SEARCHED.items():
+        method = usual.replace("-DDIM", "-DDPM") if setting in BY_DDPM else usual
         theirs = _paper_text(paper.get(name))
         if evaluation.missing(schedule, method):
             rows.append(Row(name, (Entry(text="-", paper_text=theirs),)))
