@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,7 @@ def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
     again = tiny_network()
     steps = [record.step for record in training(tmp_path / "b", network=again).run()]
     assert steps == [5, 6]
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["optcov"] == version("optcov")
     assert same(weights(whole), weights(again))
     logged = [json.loads(line)["step"] for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
     assert logged == [6]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
@@ -19,7 +20,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from optcov import __version__
 from optcov.storage import directory_lock, write_json
 from optcov.training.batches import Batches, step_generator
 from optcov.training.checkpoint import (
@@ -91,7 +91,7 @@ class Training:
         with directory_lock(self.directory) if self.accelerator.is_main_process else nullcontext():
             self._resume()
             if self.accelerator.is_main_process:
-                write_json(self.directory / "run.json", {**self.identity, "optcov": __version__})
+                write_json(self.directory / "run.json", {**self.identity, "optcov": version("optcov")})
             self.objective.train()
             started, first = time.monotonic(), self.step
             log = self._journal()
