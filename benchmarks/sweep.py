@@ -30,17 +30,21 @@ def small_unet() -> torch.nn.Module:
     from diffusers import UNet2DModel
 
     torch.manual_seed(0)
-    return UNet2DModel(
-        sample_size=32,
-        in_channels=3,
-        out_channels=3,
-        block_out_channels=(40, 72, 112),
-        layers_per_block=1,
-        attention_head_dim=32,
-        norm_num_groups=8,
-        down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
-    ).eval()
+    return (
+        UNet2DModel(
+            sample_size=32,
+            in_channels=3,
+            out_channels=3,
+            block_out_channels=(40, 72, 112),
+            layers_per_block=1,
+            attention_head_dim=32,
+            norm_num_groups=8,
+            down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
+        )
+        .eval()
+        .to(memory_format=torch.channels_last)
+    )  # as optcov loads a network
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -72,28 +76,26 @@ def measure(repeats: int, loop_steps: int) -> None:
 
     def sweep() -> None:
         eps = seeded_noise(schedule, 0, range(BATCH), SHAPE, torch.float32)(T)
-        seen = observe(process, images, T, eps)
-        column = sums.column(T - 1)
-        column.add(seen, eps, group)
-        columns.append(column)
+        column.add(observe(process, images, T, eps), eps, group)
 
-    def finish() -> None:
-        sums.finish(T - 1, columns[-1])
+    def per_time() -> None:
+        sums.finish(T - 1, column)
+        sums.column(T - 1)
 
     def loop() -> None:
         seen = observe(process, images, T, x_t)
         for s in torch.linspace(1, T - 1, loop_steps).long().tolist():
             transition_cost(process, seen, s)
 
-    columns: list[object] = []
+    column = sums.column(T - 1)
     rounds = [
-        (timed(lambda: unet(x_t, times)), timed(sweep), timed(finish), timed(loop) * (T - 1) / loop_steps)
+        (timed(lambda: unet(x_t, times)), timed(sweep), timed(per_time), timed(loop) * (T - 1) / loop_steps)
         for _ in range(repeats + 1)
     ]
-    bare, batch, column, per_step = (statistics.median(values) for values in zip(*rounds[1:], strict=True))
+    bare, batch, once, per_step = (statistics.median(values) for values in zip(*rounds[1:], strict=True))
     print(f"network, batch of {BATCH}:            {bare * 1e3:7.1f} ms")
     print(f"sweep outside it, per batch:     {batch * 1e3:7.1f} ms = {batch / bare:.1%} of the network")
-    print(f"  once per time, for all images: {column * 1e3:7.1f} ms = {column / bare:.1%} of one batch")
+    print(f"  once per time, for all images: {once * 1e3:7.1f} ms = {once / bare:.1%} of one batch")
     print(f"loop over all s, per batch:      {per_step * 1e3:7.1f} ms = {per_step / bare:.0%} of the network")
 
 

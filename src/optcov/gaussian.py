@@ -168,8 +168,8 @@ class Diagonal(_Elementwise):
 
 
 def _count_outside(variance: Tensor, upper: float | None) -> ClampCounts:
-    above = torch.zeros((), dtype=torch.long) if upper is None else (variance > upper).sum()
-    return ClampCounts(below=(variance < 0).sum(), above=above, total=variance.numel())
+    above = torch.zeros((), dtype=torch.long) if upper is None else torch.count_nonzero(variance > upper)
+    return ClampCounts(below=torch.count_nonzero(variance < 0), above=above, total=variance.numel())
 
 
 @final

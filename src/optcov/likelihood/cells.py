@@ -40,9 +40,11 @@ class Kernel:
 class Cells(ABC):
     """A grid over a design's statistic u."""
 
+    width: float  # of a cell, in the coordinate that the kernels are expanded in
+
     @abstractmethod
     def locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of each pixel's cell, and its coordinate relative to the cell's centre."""
+        """Number of each pixel's cell, int32, and its place relative to the cell's centre, in widths of a cell."""
 
     @abstractmethod
     def kernels(self, ratio: Tensor, used: Tensor) -> tuple[Kernel, Kernel]:
@@ -61,9 +63,10 @@ class VarianceCells(Cells):
 
     def locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         bounded = u.clamp(math.exp(self.low - self.width / 2), math.exp(self.high))
-        place = bounded.log_().sub_(self.low).div_(self.width).add_(1)  # what counts as 0 lies in [0.5, 1), in cell 0
-        cell = place.floor().clamp_(max=CELLS)
-        return cell.long(), place.sub_(cell).sub_(0.5).mul_(self.width)
+        # cell n is centred on n; what counts as 0 lies in [0, 0.5)
+        place = bounded.log_().mul_(1 / self.width).add_(0.5 - self.low / self.width)
+        cell = place.round().clamp_(max=CELLS)
+        return cell.int(), place.sub_(cell)
 
     def kernels(self, ratio: Tensor, used: Tensor) -> tuple[Kernel, Kernel]:
         v = torch.exp(self.low + (used.double() - 0.5) * self.width).where(used > 0, 0.0)
@@ -80,12 +83,15 @@ class VarianceCells(Cells):
 class RangeCells(Cells):
     """For the learned range, u = (v + 1) / 2 in [0, 1]: equal cells in u."""
 
+    width = 1 / CELLS
+
     def __init__(self, beta_bar: Tensor):
         self.beta_bar = beta_bar
 
     def locate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        cell = (u * CELLS).floor().clamp_(0, CELLS - 1)
-        return cell.long(), u - (cell + 0.5) / CELLS
+        place = u * CELLS - 0.5
+        cell = place.round().clamp_(0, CELLS - 1)
+        return cell.int(), place.sub_(cell)
 
     def kernels(self, ratio: Tensor, used: Tensor) -> tuple[Kernel, Kernel]:
         u = (used.double() + 0.5) / CELLS
@@ -107,7 +113,7 @@ class Deposit:
     def add(self, u: Tensor, errors: list[Tensor], group: Tensor) -> None:
         """Add pixels: u and each error (B, *D), group (B,) the number of each image's group."""
         cell, offset = self.cells.locate(u.flatten(1))
-        index = (cell + group[:, None] * (CELLS + 1)).flatten()
+        index = cell.add_(group[:, None].int() * (CELLS + 1)).flatten()
         offset = offset.flatten()
         square = offset.square()
         self.moments[0, 0] += torch.bincount(index, minlength=self.moments.shape[-1])
@@ -121,7 +127,8 @@ class Deposit:
 
     def profile(self, nodes: Nodes) -> Tensor:
         """Sums at the nodes, (1 + E, G, n): A, then the parts of B."""
-        moments = self.moments.reshape(3, -1, self.groups, CELLS + 1).cpu()
+        scale = self.cells.width ** torch.arange(3, dtype=torch.float64)
+        moments = scale[:, None, None, None] * self.moments.reshape(3, -1, self.groups, CELLS + 1).cpu()
         used = moments[0, 0].sum(0).nonzero().squeeze(1)
         shape, error = self.cells.kernels(nodes.log_ratio.exp(), used)
         parts = [(shape if part == 0 else error).total(moments[:, part][..., used]) for part in range(moments.shape[1])]

@@ -38,19 +38,19 @@ def discretised_log_prob(
     end = _END * (high - low) / 2
     first, last = x < low + end, x > high - end
     std = variance.double().sqrt()
-    residual = (x.double() - mean.double()) / std
+    residual = (x.double() - mean.double()).mul_(1 / std)
     half = bin_half_width(data_range) / std
     if cdf == "tanh":
         upper = _tanh_cdf(residual + half).masked_fill(last, 1.0)
         lower = _tanh_cdf(residual - half).masked_fill(first, 0.0)
         return (upper - lower).clamp(min=PROBABILITY_FLOOR).log()
-    # By symmetry, a bin is an interval (near, far) as seen from the side it lies on, |near| <= far.
+    # By symmetry, a bin is an interval (near, far) as seen from the side it lies on, |near| <= far; an open one has its
+    # own side, from which near is below 0 if the mean lies beyond the end.
     open_ended = first | last
     distance = residual.abs()
     if bool(open_ended.any()):
-        beyond = (first & (residual > 0)) | (last & (residual < 0))  # the mean lies beyond the end: near is below 0
-        distance.mul_(1 - 2 * beyond.double())
-    return _log_interval(distance - half, distance.add_(half).masked_fill_(open_ended, math.inf))
+        distance = torch.where(last, residual, torch.where(first, -residual, distance))
+    return _log_interval(distance.sub_(half), 2 * half, open_ended)
 
 
 def check_cdf(cdf: str) -> str:
@@ -60,43 +60,44 @@ def check_cdf(cdf: str) -> str:
     return cdf
 
 
-def _log_interval(near: Tensor, far: Tensor) -> Tensor:
-    """log(Phi(far) - Phi(near)) elementwise for |near| <= far; far may be infinite."""
+def _log_interval(near: Tensor, width: Tensor, open_ended: Tensor) -> Tensor:
+    """log(Phi(near + width) - Phi(near)) elementwise for near >= -width / 2; what is open-ended is infinitely wide."""
     distant = near > _FAR
-    share = float(distant.sum()) / max(distant.numel(), 1)
+    share = float(torch.count_nonzero(distant)) / max(distant.numel(), 1)
     if share in (0, 1):
-        return (_log_far_interval if share else _log_close_interval)(near, far)
+        return (_log_far_interval if share else _log_close_interval)(near, width, open_ended)
     # Most elements as a whole, with the others moved to where they do no harm; then the others by themselves.
     if share > 0.5:
-        width = far - near
-        moved = near.clamp(min=_FAR)
-        log_probability = _log_far_interval(moved, width.add_(moved))
+        log_probability = _log_far_interval(near.clamp(min=_FAR), width, open_ended)
         rest, method = ~distant, _log_close_interval
     else:
-        log_probability = _log_close_interval(near.clamp(max=_FAR), far)
+        log_probability = _log_close_interval(near.clamp(max=_FAR), width, open_ended)
         rest, method = distant, _log_far_interval
     index = rest.flatten().nonzero().squeeze(1)
-    log_probability.view(-1)[index] = method(torch.take(near, index), torch.take(far, index))
+    widths = width if width.ndim == 0 else torch.take(width.expand_as(near), index)
+    log_probability.view(-1)[index] = method(torch.take(near, index), widths, torch.take(open_ended, index))
     return log_probability
 
 
-def _log_close_interval(near: Tensor, far: Tensor) -> Tensor:
+def _log_close_interval(near: Tensor, width: Tensor, open_ended: Tensor) -> Tensor:
     """For near up to 34, where the tails beyond both ends are representable numbers."""
     root = math.sqrt(0.5)
-    near_tail, far_tail = torch.erfc(near.abs().mul_(root)), torch.erfc(far * root)
+    near_tail = torch.erfc(near.abs().mul_(root))
+    far_tail = (near + width).mul_(root).erfc_().masked_fill_(open_ended, 0.0)
     # With 0 inside the interval, what lies outside is the small number; otherwise the interval itself is.
     outside = (near_tail + far_tail).mul_(-0.5)
     within = near_tail.sub_(far_tail).mul_(0.5)
     return torch.where(near < 0, outside.log1p_(), within.log_())
 
 
-def _log_far_interval(near: Tensor, far: Tensor) -> Tensor:
-    """For near above 34: the logarithm of the tail beyond near, less what lies beyond far where that matters."""
+def _log_far_interval(near: Tensor, width: Tensor, open_ended: Tensor) -> Tensor:
+    """For near of 34 and more: the logarithm of the tail beyond near, less what lies beyond far where that matters."""
     log_tail = _log_far_tail(near)
-    exponent = (near - far).mul_(near + far)  # twice the log-ratio of the densities at far and near
-    if float(exponent.max()) < 2 * _NEGLIGIBLE:
+    narrowest = float(width.min())
+    if narrowest * (2 * _FAR + narrowest) > -2 * _NEGLIGIBLE:  # twice the log-ratio of the densities at near and far
         return log_tail
-    ratio = _log_far_tail(far.clamp(max=_INFINITE)).sub_(log_tail).exp_()
+    far = (near + width).masked_fill_(open_ended, _INFINITE)
+    ratio = _log_far_tail(far).sub_(log_tail).exp_()
     return log_tail.add_(ratio.neg_().log1p_())
 
 
@@ -105,7 +106,7 @@ def _log_far_tail(z: Tensor) -> Tensor:
     square = z.square()
     q = square.reciprocal()
     series = (-37 / 3 * q).add_(5 / 2).mul_(q).sub_(1).mul_(q)
-    return series.sub_(square.sub_(q.log_()).add_(LOG_2_PI).mul_(0.5))
+    return series.sub_(square, alpha=0.5).add_(q.log_(), alpha=0.5).sub_(LOG_2_PI / 2)
 
 
 def _tanh_cdf(z: Tensor) -> Tensor:
