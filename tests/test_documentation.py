@@ -39,11 +39,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
 LONG: dict[str, dict[str, str]] = {
     "README.md": {"optcov fit": "as many images and times as by default", "optcov bpd": "two sweeps with every design"},
     "docs/benchmarks.md": {"*": "benchmarks take minutes"},
-    "docs/likelihood.md": {
-        "optcov bpd my-bundle images --images": "sweeps all 1,000 times twice",
-        "optcov bpd my-bundle images --repeats": "sweeps all 1,000 times ten times",
-        "optcov trajectory": "sweeps all 1,000 times",
-    },
+    "docs/likelihood.md": {"*": "sweeps all 1,000 times again and again"},
+    "docs/tutorials/2-likelihood.md": {"*": "two sweeps with every design, on the embedded model"},
     "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
     "docs/tables.md": {"*": "a quick table takes minutes"},
 }

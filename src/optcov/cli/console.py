@@ -94,6 +94,11 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
     Console(width=max(output.width, needed), quiet=output.quiet).print(table)
 
 
+def announce(what: str) -> None:
+    """Say what a command is about to do, after everything that can be refused has been looked at."""
+    errors.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
 def finish(path: Path, next_command: str | None = None) -> None:
     """End a command by where its output is, and what one would sensibly run next."""
     output.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import finish, print_json, print_table, track
+from optcov.cli.console import announce, finish, print_json, print_table, track
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
@@ -41,6 +41,7 @@ def command(
     from optcov.report.comparison import compare, draw_comparison
 
     loaded = bundle.load(MODEL)
+    announce(f"{MODEL}: {len(METHODS_SHOWN)} methods from the same noise, then bits/dim of {images} test images")
     cells = compare(loaded, METHODS_SHOWN, STEPS_SHOWN, count=4)
     tracked = track(cells, len(METHODS_SHOWN) * len(STEPS_SHOWN), "sampling", "cells")
     draw_comparison(list(tracked), out, f"{loaded.name}: the same noise by every method")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import errors, finish, print_table, resumable, track
+from optcov.cli.console import announce, errors, finish, print_table, resumable, track
 from optcov.cli.train import show
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ def command(
     settings = {"data": train.checksum, "loss": loss, "seed": seed, "flip": flip, "batch_size": batch_size}
     settings |= {"half": half, "calibration_samples": calibration_samples}
     state, work = PartialState(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
+    announce(
+        f"fits {', '.join(names) or 'no heads'} of {bundle.name} on images of {train.name}, measures "
+        f"{f'{measure_images} images at {len(grid)} times' if measure_images else 'nothing more'}, and writes {out}"
+    )
     with resumable(work), directory_lock(work) if state.is_main_process else nullcontext():
         if closed_form:
             settings |= {"images": images, "time_weighted": time_weighted}

@@ -5,13 +5,14 @@ Under `accelerate launch -m optcov sample ...` each process draws a share of the
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import errors, finish, print_json, resumable, track
+from optcov.cli.console import announce, errors, finish, print_json, resumable, track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,10 @@ IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with sever
 
 def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
-    out: Path = typer.Option(Path("out/samples"), help="Directory for the images, or the picture with --compare."),
+    out: Path | None = typer.Option(
+        None,
+        help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
+    ),
     method: str = typer.Option(
         "SN-DDIM", help="A row of the paper, such as SN-DDIM or Euler-Maruyama, or a peer: UniPC, ..."
     ),
@@ -61,7 +65,9 @@ def command(
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
     if compare:
-        picture = out if out.suffix == ".png" else out / "compare.png"
+        chosen = out or _default(model, "compare.png")
+        picture = chosen if chosen.suffix == ".png" else chosen / "compare.png"
+        announce(f"{model.name}: {methods} in {steps_list} steps from the same noise, as one picture")
         _compare(model, picture, methods.split(";"), _numbers(steps_list), min(n, IN_PICTURE), seed)
         if json:
             print_json({"picture": str(picture), "methods": methods.split(";"), "steps": _numbers(steps_list)})
@@ -78,10 +84,12 @@ def command(
         last_step=last_step,
         tolerance=tolerance,
     )
+    out = out or _default(model, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""
     caption = f"{model.name}: {sampler.title}{times}, seed {seed}"
     if variance_map:
         require_variance(sampler)
+    announce(f"{caption}: {n} images to {out}, but those that are there already")
     with resumable(out):
         done = _sample(sampler, caption, out, n, batch_size, file_format, state)
     if not state.is_main_process:
@@ -95,7 +103,12 @@ def command(
     _tell(done)
     if variance_map:
         finish(out / "variance.png")
-    finish(out / "grid.png", f"optcov sample {bundle} --compare --out out/compare.png")
+    finish(out / "grid.png", f"optcov sample {bundle} --compare")
+
+
+def _default(model: Bundle, *words: str) -> Path:
+    """Where output goes that was given no place: runs of different methods do not meet."""
+    return Path("out") / re.sub(r"[^\w.]+", "-", "-".join([model.name, *words]).lower()).strip("-.")
 
 
 def require_variance(sampler: Sampler) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optcov.cli.console import track
+from optcov.cli.console import announce, track
 
 if TYPE_CHECKING:
     from optcov.likelihood import CostTable, SweepProgress
@@ -70,6 +70,7 @@ def run_sweep(
         identity=fingerprint(model.network),
         state=out / f"{split}-seed{options.seed}-{state.process_index}-of-{state.num_processes}.safetensors",
     )
+    announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
     _drain(sweep, f"{split} images")
     return gather(sweep.table, state.num_processes)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from optcov.cli.console import errors, finish, resumable
+from optcov.cli.console import announce, errors, finish, resumable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,6 +69,7 @@ def command(
     images = image_data.load(data, split)
     score = ScoreSettings(score_samples, score_steps, features=score_features, seed=seed) if score_samples else None
     heads = [name.strip() for name in joint_heads.split(",") if name.strip()]
+    announce(f"trains a noise predictor on {len(images)} images of {images.name}, {schedule}, {steps} steps, to {out}")
     with resumable(out):
         show(train_noise_predictor(images, out, config, shape, schedule, flip, score, heads), steps, "stage 1")
     finish(out / "unet", f"optcov fit {out} {data} --out {out}-bundle")
