@@ -174,12 +174,12 @@ def state_of_training(directory: Path) -> tuple[Path, Callable[[], object]]:
 
 def state_of_a_sweep(directory: Path) -> tuple[Path, Callable[[], object]]:
     data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [0.25])
-    schedule = Schedule.linear(10)
+    schedule = Schedule.linear(100)
     process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), data_range=None)
     path = directory / "sweep.safetensors"
 
     def sweep() -> list[object]:
-        return list(Sweep(process, data.sample(2), ["npr"], times=[5, 10], state=path, last_variances=["paper"]))
+        return list(Sweep(process, data.sample(2), ["npr"], times=[50, 100], state=path, last_variances=["paper"]))
 
     sweep()
     return path, sweep
@@ -316,8 +316,8 @@ def npy(array: np.ndarray[Any, Any]) -> bytes:
 CORPUS: dict[str, tuple[str, bytes, str]] = {  # name: (file, content, what the error says)
     "an image of ten thousand million pixels": ("x/a.png", png_that_claims(100_000, 100_000), "pixels"),
     "names that climb out of an archive": ("x.npz", npz_with_names("../../evil.npy", "/tmp/evil.npy"), "no images"),
-    "numbers that are none": ("x.npy", npy(np.full((2, 4, 4), np.nan, np.float32)), "NaN"),
-    "numbers without end": ("x.npy", npy(np.full((2, 4, 4), np.inf, np.float32)), ""),
+    "numbers that are none": ("x.npy", npy(np.full((2, 4, 4), np.nan, np.float32)), "8-bit"),
+    "numbers without end": ("x.npy", npy(np.full((2, 4, 4), np.inf, np.float32)), "8-bit"),
     "no images": ("x.npy", npy(np.zeros((0, 4, 4), np.uint8)), ""),
     "one number": ("x.npy", npy(np.zeros((), np.uint8)), ""),
     "a name of two lines that steers the terminal": ("two\nlines\x1b[2J.npy", b"rubbish", "two\\nlines\\x1b[2J.npy"),
@@ -340,7 +340,7 @@ def test_a_corpus_of_bad_data_is_refused_in_one_sentence(tmp_path, optcov, case)
 
 
 @pytest.mark.parametrize("name", ["config.json", "trajectories.json", "unet/config.json", "provenance.json"])
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "NaN", '{"a": Infinity}', '"\\ud800"'])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "NaN", "1e999", '"\\ud800"'])
 def test_json_that_is_deep_or_strange_is_refused_in_one_sentence(place, optcov, tmp_path, name, content):
     copy = Path(shutil.copytree(place / "bundle", tmp_path / "bundle"))
     (copy / name).write_text(content)

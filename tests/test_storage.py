@@ -29,6 +29,14 @@ def test_json_and_tensors_come_back_as_they_were(tmp_path):
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
+def test_equal_tensors_and_metadata_are_equal_bytes(tmp_path):
+    metadata = {name: name.upper() for name in "dcba"}
+    for number in range(8):
+        write_tensors(tmp_path / str(number), {"x": torch.ones(3), "y": torch.zeros(2).double()}, metadata)
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
+    assert read_tensors(tmp_path / "0")[1] == metadata
+
+
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
     target = tmp_path / "a.txt"
     write_bytes(target, b"old")

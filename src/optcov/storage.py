@@ -86,7 +86,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write named tensors as safetensors, at once or not at all."""
     # cloned: safetensors refuses tensors that share memory
     contiguous = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_bytes(path, safetensors.torch.save(contiguous, dict(metadata or {})))
+    content = memoryview(safetensors.torch.save(contiguous, dict(metadata or {})))
+    size = int.from_bytes(content[:8], "little")
+    with atomic_writer(path) as stream:
+        stream.write(_sorted_header(bytes(content[8 : 8 + size])))
+        stream.write(content[8 + size :])
+
+
+def _sorted_header(header: bytes) -> bytes:
+    """A safetensors header with its length before it; its metadata by name, which the library leaves to chance."""
+    entries = json.loads(header)
+    entries["__metadata__"] = dict(sorted(entries.get("__metadata__", {}).items()))
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors behind it stay aligned
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
