@@ -30,7 +30,7 @@ class Network(nn.Module):
         return optcov.NoisePrediction(self.noise(features), {"npr": self.log_error(features.detach()).exp()})
 
 
-def main(steps: int = 1500) -> None:
+def main(steps: int = 1000) -> None:
     """Train mean and head together (Eqs. 7 and 15), then sample and score."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)

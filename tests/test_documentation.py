@@ -41,6 +41,7 @@ LONG: dict[str, dict[str, str]] = {
     "docs/benchmarks.md": {"*": "benchmarks take minutes"},
     "docs/likelihood.md": {"*": "sweeps all 1,000 times again and again"},
     "docs/tutorials/2-likelihood.md": {"*": "two sweeps with every design, on the embedded model"},
+    "docs/tutorials/3-mixture-of-gaussians.md": {"optcov demo": "1,000 points by every method; README draws 500"},
     "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
     "docs/tables.md": {"*": "a quick table takes minutes"},
 }
