@@ -37,6 +37,7 @@ def network(x_t: Tensor, t: float) -> NoisePrediction:
 
 
 def process() -> ReverseProcess:
+    """The process that is sampled."""
     return ReverseProcess(network, ForwardProcess(Schedule.linear(100)), "npr")
 
 
@@ -130,6 +131,7 @@ def slopes(rounds: int = 3) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run, and print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--quick", action="store_true", help="2,000 images and one round")
