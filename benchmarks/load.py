@@ -37,6 +37,7 @@ def network(x_t: Tensor, t: float) -> NoisePrediction:
 
 
 def process() -> ReverseProcess:
+    """NPR-DDPM with that network."""
     """The process that is sampled."""
     return ReverseProcess(network, ForwardProcess(Schedule.linear(100)), "npr")
 
@@ -131,6 +132,7 @@ def slopes(rounds: int = 3) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure, and print JSON."""
     """Run, and print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=50_000)
