@@ -135,6 +135,7 @@ def child(request: dict[str, Any]) -> int:
     out, err = (os.open(files / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err"))
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     os.chdir(request["cwd"])
     sys.argv = ["optcov", *request["argv"]]
     fault = request.get("fault", {})
