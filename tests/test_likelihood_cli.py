@@ -65,6 +65,21 @@ def test_pooling_takes_the_deviation_of_one_run() -> None:
     rows = [LikelihoodRow("npr", "ET", 2, (1, 2), Estimate(bits, 0.1, 8), None, ()) for bits in (3.0, 4.0, 5.0)]
     (pooled,) = pool_repeats([[row] for row in rows])
     assert pooled.bits_per_dim == Estimate(4.0, 1.0, 3)
+    assert pooled.difference is None
+
+
+def test_pooling_pools_the_differences_too() -> None:
+    bits = Estimate(3.0, 0.1, 8)
+    rows = [LikelihoodRow("sn", "ET", 2, (1, 2), bits, Estimate(d, 0.5, 8), ()) for d in (1.0, 2.0, 3.0)]
+    (pooled,) = pool_repeats([[row] for row in rows])
+    assert pooled.difference == Estimate(2.0, 1.0, 3)
+
+
+def test_every_design_has_a_last_step_of_its_own(saved: Path, tmp_path: Path) -> None:
+    options = ("--images", 30, "--train-images", 2, "--steps", "3", "--times", 4, "--out", tmp_path)
+    shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--last-variance", "own", "--json"))
+    assert {row["design"] for row in shown["rows"]} >= {"analytic", "npr_isotropic", "npr"}
+    assert (shown["images"], shown["train_images"]) == (4, 2)  # as many as there are, not as many as were asked for
 
 
 def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path: Path) -> None:
@@ -83,9 +98,12 @@ def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path:
     ("arguments", "message"),
     [
         (["bpd", "small", "images.npy", "--steps", "ten"], "not a list of whole numbers"),
+        (["bpd", "small", "images.npy", "--steps", "-5,4"], "K = -5 is too few"),
+        (["bpd", "small", "images.npy", "--steps", "50"], r"among [50] lies in 2..40"),
+        (["bpd", "small", "images.npy", "--times", "1"], "--times 1 leaves no step"),
         (["bpd", "small", "images.npy", "--eta", "0", "--times", "5"], "infinite"),
         (["bpd", "small", "images.npy", "--last-variance", "big", "--times", "5"], "unknown last_variance"),
-        (["bpd", "small", "images.npy", "--designs", "range", "--times", "5", "--images", "2"], "head 'range'"),
+        (["bpd", "small", "images.npy", "--designs", "range", "--times", "20", "--images", "2"], "head 'range'"),
         (["trajectory", "small", "images.npy", "--method", "DDIM"], "no finite variational bound"),
     ],
 )
@@ -94,3 +112,4 @@ def test_mistakes_are_one_sentence(saved: Path, tmp_path: Path, arguments: list[
     result = runner.invoke(app, [command, str(saved / model), str(saved / data), *rest, "--out", str(tmp_path)])
     assert isinstance(result.exception, ValueError)
     assert message in str(result.exception)
+    assert not list(tmp_path.glob("*.safetensors"))  # refused before the sweep

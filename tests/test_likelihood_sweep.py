@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, oracle
-from optcov.likelihood import Sweep, cost_table, elbo, merge
+from optcov.likelihood import Sweep, cost_table, elbo, even_on_grid, merge
+from optcov.likelihood.costs import TimeGrid
 from test_likelihood_elbo import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
 
 ALL = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range")
@@ -166,6 +167,14 @@ def test_a_sub_grid_forbids_the_times_that_it_left_out():
     assert np.isfinite(costs).sum() == 4 + 3 + 2 + 1
     assert Trajectory.optimal(costs, 4).times == (1, 100, 400, 1000)
     assert table.optimal_all("npr", 3)[3] == Trajectory.optimal(costs, 3)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.linear(), Schedule.vp_sde()], ids=["discrete", "continuous"])
+def test_even_times_of_a_whole_grid_are_those_of_an_even_trajectory(schedule):
+    """Halves, which every odd K meets, are rounded alike: the ET rows are the paper's."""
+    grid = TimeGrid(ForwardProcess(schedule), Trajectory.even(schedule, 1000).times)
+    for K in (2, 3, 5, 10, 25, 50, 99, 1000):
+        assert even_on_grid(grid, K) == Trajectory.even(schedule, K)
 
 
 def same_tables(one, other):

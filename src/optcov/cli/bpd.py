@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import errors, finish, print_json, print_table, resumable
-from optcov.cli.sweeping import SweepOptions, run_sweep
+from optcov.cli.console import finish, print_json, print_table, resumable
+from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 if TYPE_CHECKING:
-    from optcov.likelihood import CostTable, LikelihoodRow
+    from optcov.likelihood import LikelihoodRow
 
 
 def command(
@@ -48,12 +48,13 @@ def command(
             options = SweepOptions(
                 bundle, data, times, designs, eta, last_variance, cdf, seed + number, schedule, batch_size
             )
-            train = run_sweep(options, "train", train_images, out)
+            train = run_sweep(options, "train", train_images, out, lengths=lengths)
             test = run_sweep(options, "test", images, out, numbers_from=train)
-            _report_clamps(test)
+            report_clamps(test)
             runs.append(likelihood_table(train, test, lengths, last_variance))
         rows = runs[0] if repeats == 1 else pool_repeats(runs)
-        conventions = {"eta": eta, "last_variance": last_variance, "cdf": cdf, "repeats": repeats, "images": images}
+        conventions = {"eta": eta, "last_variance": last_variance, "cdf": cdf, "repeats": repeats}
+        conventions |= {"images": int(test.images.sum()), "train_images": int(train.images.sum())}
         result = {"bundle": bundle, "data": data, **conventions, "rows": [row.to_json() for row in rows]}
         if not first:
             return
@@ -86,19 +87,11 @@ def _print(rows: list[LikelihoodRow], title: str) -> None:
     )
 
 
-def _report_clamps(table: CostTable) -> None:
-    for design, (below, above) in table.clamp_rates().items():
-        if below or above:
-            errors.print(
-                f"{design}: {below:.3%} of the pixels had a variance below 0, {above:.3%} one too large for the data; "
-                f"they were clamped",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ValueError(f"{text!r} is not a list of whole numbers such as 10,25,50") from error
+    if min(numbers) < 2:
+        raise ValueError(f"K = {min(numbers)} is too few steps for an even trajectory; --steps takes numbers from 2")
+    return numbers

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optcov.cli.console import announce, track
+from optcov.cli.console import announce, errors, track
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optcov.bundle import Bundle
+    from optcov.estimators import PerTime
     from optcov.likelihood import CostTable, SweepProgress
     from optcov.schedule import Schedule
 
@@ -30,16 +34,24 @@ class SweepOptions:
 
 
 def run_sweep(
-    options: SweepOptions, split: str, images: int, out: Path, numbers_from: CostTable | None = None
+    options: SweepOptions,
+    split: str,
+    images: int,
+    out: Path,
+    numbers_from: CostTable | None = None,
+    lengths: Sequence[int] = (),
 ) -> CostTable:
-    """Sweep the first images of a split; the state lies in `out`, so that a stopped command goes on."""
+    """Sweep the first images of a split; the state lies in `out`, so that a stopped command goes on.
+
+    lengths: numbers of steps that are wanted of the table; refused before the sweep if none fits.
+    """
     import torch
     from accelerate import PartialState
 
     from optcov import bundle as bundles
     from optcov import data as image_data
     from optcov.forward import ForwardProcess
-    from optcov.likelihood import Sweep, gather
+    from optcov.likelihood import Sweep, fitting_lengths, gather
     from optcov.networks import fingerprint
     from optcov.reverse import ReverseProcess
 
@@ -54,31 +66,65 @@ def run_sweep(
     process = ReverseProcess(
         model.network.to(state.device), ForwardProcess(model.schedule, options.eta), "beta_tilde", model.data_range
     )
+    designs = [name.strip() for name in options.designs.split(",")] if options.designs else None
+    mean_square_noise, mean_square_residual = _numbers_per_time(options, designs, model, numbers_from)
     sweep = Sweep(
         process,
         source,
-        [name.strip() for name in options.designs.split(",")] if options.designs else None,
+        designs,
         times=some_times(model.schedule, options.times),
         seed=options.seed,
         last_variances=[options.last_variance],
         cdf=options.cdf,
-        mean_square_noise=None if numbers_from is None else numbers_from.mean_square_noise,
-        mean_square_residual=None if numbers_from is None else numbers_from.mean_square_residual,
+        mean_square_noise=mean_square_noise,
+        mean_square_residual=mean_square_residual,
         batch_size=options.batch_size,
         shard=(state.process_index, state.num_processes),
         device=state.device,
         identity=fingerprint(model.network),
         state=out / f"{split}-seed{options.seed}-{state.process_index}-of-{state.num_processes}.safetensors",
     )
+    if lengths:
+        fitting_lengths(sweep.grid, lengths)
     announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
     _drain(sweep, f"{split} images")
     return gather(sweep.table, state.num_processes)
+
+
+def report_clamps(table: CostTable) -> None:
+    """Tell how many variances of each design were out of bounds."""
+    for design, (below, above) in table.clamp_rates().items():
+        if below or above:
+            errors.print(
+                f"{design}: {below:.3%} of the pixels had a variance below 0, {above:.3%} one too large for the data; "
+                f"they were clamped",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _numbers_per_time(
+    options: SweepOptions, designs: Sequence[str] | None, model: Bundle, numbers_from: CostTable | None
+) -> tuple[PerTime | None, PerTime | None]:
+    """Mean squares of noise and residual: those of another sweep, or None for what this sweep itself measures.
+
+    A last step with the design's own variance needs them while the images stream, so that they are the bundle's.
+    """
+    if options.last_variance == "own":
+        wanted = {"analytic", "npr_isotropic"} & set(designs or ("analytic", "npr_isotropic"))
+        noise = model.per_time("mean_square_noise") if "analytic" in wanted else None
+        return noise, model.per_time("mean_square_residual") if "npr_isotropic" in wanted else None
+    if numbers_from is None:
+        return None, None
+    return numbers_from.mean_square_noise, numbers_from.mean_square_residual
 
 
 def some_times(schedule: Schedule, count: int) -> list[float] | None:
     """Evenly spaced times of the schedule, its last one among them; None for all."""
     from optcov.trajectory import Trajectory
 
+    if count == 1:
+        raise ValueError("--times 1 leaves no step between two times; take at least 2, or 0 for all times")
     return list(Trajectory.even(schedule, count).times) if count else None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import finish, print_json, print_table, resumable
-from optcov.cli.sweeping import SweepOptions, run_sweep
+from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 
 def command(
@@ -48,6 +48,7 @@ def command(
         table = run_sweep(options, "train", images, out)
     if not first:
         return
+    report_clamps(table)
     best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), last_variance)
     bundles.load(bundle, schedule).with_trajectories(row.name, list(best.values())).save(bundle)
     plot_lengths({K: best[K].times for K in _shown(best)}, out / "times.png", row.name)

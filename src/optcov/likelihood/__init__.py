@@ -6,7 +6,7 @@ from optcov.likelihood.elbo import ElboTerms, elbo
 from optcov.likelihood.ode import OdeLikelihood, ode_likelihood
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
 from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, gather, merge
-from optcov.likelihood.table import LikelihoodRow, even_on_grid, likelihood_table, pool_repeats
+from optcov.likelihood.table import LikelihoodRow, even_on_grid, fitting_lengths, likelihood_table, pool_repeats
 
 __all__ = [
     "CostTable",
@@ -22,6 +22,7 @@ __all__ = [
     "elbo",
     "estimate",
     "even_on_grid",
+    "fitting_lengths",
     "gather",
     "likelihood_table",
     "merge",

@@ -42,9 +42,7 @@ def likelihood_table(
     """Every design by ET and OT at every K that the grid of times has room for."""
     if train.grid.times != test.grid.times:
         raise ValueError("the two tables were swept over different times; sweep them over the same grid")
-    lengths = [K for K in sorted(set(lengths)) if 2 <= K <= len(test.grid)]
-    if not lengths:
-        raise ValueError(f"no length lies in 2..{len(test.grid)}, which the grid of times has room for")
+    lengths = fitting_lengths(test.grid, lengths)
     scored = {}
     for design in test.designs:
         best = train.optimal_all(design, lengths[-1], last_variance)
@@ -71,22 +69,42 @@ def likelihood_table(
     return rows
 
 
+def fitting_lengths(grid: TimeGrid, lengths: Sequence[int]) -> list[int]:
+    """The lengths K that a grid has room for, ascending; an error if there is none."""
+    fitting = [K for K in sorted(set(lengths)) if 2 <= K <= len(grid)]
+    if not fitting:
+        raise ValueError(
+            f"no number of steps among {sorted(set(lengths))} lies in 2..{len(grid)}, for which there are times"
+        )
+    return fitting
+
+
 def even_on_grid(grid: TimeGrid, K: int) -> Trajectory:
     """K evenly spaced times of a grid from its first to its last; Trajectory.even if the grid has all times."""
     last = len(grid) - 1
-    return Trajectory([grid.times[round(Fraction(i * last, K - 1))] for i in range(K)])
+    # places count from 1 where halves are rounded to even, as the times of Trajectory.even do
+    return Trajectory([grid.times[round(1 + Fraction(i * last, K - 1)) - 1] for i in range(K)])
 
 
 def pool_repeats(repeats: Sequence[Sequence[LikelihoodRow]]) -> list[LikelihoodRow]:
     """Join tables of the same rows by different seeds (tab:ll_var): the mean, and the deviation over seeds.
 
-    The standard error becomes the standard deviation of one run, which is what the paper reports; times and terms are
-    those of the first run.
+    The standard error becomes the standard deviation of one run, which is what the paper reports, that of differences
+    too; times and terms are those of the first run.
     """
     pooled = []
     for same in zip(*repeats, strict=True):
-        values = torch.tensor([row.bits_per_dim.mean for row in same], dtype=torch.float64)
-        deviation = float(values.std()) if len(values) > 1 else None
-        bits = Estimate(float(values.mean()), deviation, len(values))
-        pooled.append(replace(same[0], bits_per_dim=bits))
+        differences = [row.difference for row in same if row.difference is not None]
+        pooled.append(
+            replace(
+                same[0],
+                bits_per_dim=_over_seeds([row.bits_per_dim for row in same]),
+                difference=_over_seeds(differences) if differences else None,
+            )
+        )
     return pooled
+
+
+def _over_seeds(runs: Sequence[Estimate]) -> Estimate:
+    values = torch.tensor([run.mean for run in runs], dtype=torch.float64)
+    return Estimate(float(values.mean()), float(values.std()) if len(values) > 1 else None, len(values))
