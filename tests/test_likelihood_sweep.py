@@ -12,6 +12,7 @@ import torch
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, oracle
 from optcov.likelihood import Sweep, cost_table, elbo, even_on_grid, merge
 from optcov.likelihood.costs import TimeGrid
+from optcov.storage import read_tensors, write_tensors
 from test_likelihood_elbo import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
 
 ALL = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range")
@@ -217,6 +218,23 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_not_repeated(tmp_pat
         cost_table(process, IMAGES, identity="another", **options)
     with pytest.raises(ValueError, match="its numbers per time is"):
         cost_table(process, IMAGES, mean_square_noise=torch.ones(13), **options)
+
+
+def test_a_state_of_other_times_or_damaged_is_refused(tmp_path):
+    process = ReverseProcess(reference_network, ForwardProcess(Schedule.linear(100, scale=False)))
+    path = tmp_path / "sweep.safetensors"
+    options = {"designs": ["npr"], "state": path}
+    times = [1, 2, 3, 50, 98, 99, 100]
+    cost_table(process, IMAGES, times=times, **options)
+    with pytest.raises(ValueError, match="a sweep over other times"):
+        cost_table(process, IMAGES, times=[60 if t == 50 else t for t in times], **options)
+    tensors, metadata = read_tensors(path)
+    write_tensors(path, {**tensors, "errors": tensors["errors"] * math.nan}, metadata)
+    with pytest.raises(ValueError, match="NaN or infinity in 'errors'; remove it to start anew"):
+        cost_table(process, IMAGES, times=times, **options)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"sweep\.safetensors is not a whole .*; remove it to start anew"):
+        cost_table(process, IMAGES, times=times, **options)
 
 
 def test_groups_give_standard_errors_and_pairing_narrows_them():

@@ -96,6 +96,8 @@ class Sums:
         for name, value in self.tensors().items():
             if name not in tensors or tensors[name].shape != value.shape:
                 raise ValueError(f"the state of this sweep lacks {name!r} of shape {tuple(value.shape)}; start it anew")
+            if not bool(tensors[name].isfinite().all()):
+                raise ValueError(f"the state of this sweep has NaN or infinity in {name!r}; remove it to start anew")
             value.copy_(tensors[name])
         self.finished = finished
 

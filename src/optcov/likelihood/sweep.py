@@ -32,7 +32,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
 )
 from optcov.reverse import ReverseProcess
-from optcov.storage import read_tensors, write_tensors
+from optcov.storage import StorageError, read_tensors, write_tensors
 from optcov.trajectory import CONTINUOUS_GRID
 
 
@@ -173,7 +173,10 @@ class Sweep:
         return Sums(self.process, self.grid, designs, self.last_variances, self.cdf, self.groups, dimensions)
 
     def _resume(self, path: Path) -> Sums:
-        tensors, metadata = read_tensors(path)
+        try:
+            tensors, metadata = read_tensors(path)
+        except StorageError as error:
+            raise StorageError(f"{error}; remove it to start anew") from error
         try:
             found = dict(json.loads(metadata["settings"]))
             dimensions, finished = int(metadata["dimensions"]), int(metadata["finished"])
@@ -186,6 +189,9 @@ class Sweep:
                     f"{path} belongs to another sweep: its {name} is {found.get(name)}, here it is {value}; "
                     f"repeat that sweep's settings, or choose another file"
                 )
+        times = tensors.get("times", self.grid.tensor)  # the settings show only those at both ends
+        if not torch.equal(times, self.grid.tensor):
+            raise ValueError(f"{path} belongs to a sweep over other times; repeat them, or choose another file")
         if dimensions != self._load(self.members[:1])[0].numel() or not 0 < finished <= len(self.grid):
             raise ValueError(f"{path} does not fit these images and times; remove it to start anew")
         sums = self._allocate(dimensions, [], names)
@@ -202,7 +208,7 @@ class Sweep:
             "dimensions": str(sums.dimensions),
             "finished": str(sums.finished),
         }
-        write_tensors(path, sums.tensors(), metadata)
+        write_tensors(path, {**sums.tensors(), "times": self.grid.tensor}, metadata)
 
     def _describe(self) -> dict[str, Any]:
         """What must agree for a sweep to go on where another one stopped."""
