@@ -105,6 +105,7 @@ def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path:
         (["bpd", "small", "images.npy", "--last-variance", "big", "--times", "5"], "unknown last_variance"),
         (["bpd", "small", "images.npy", "--designs", "range", "--times", "20", "--images", "2"], "head 'range'"),
         (["trajectory", "small", "images.npy", "--method", "DDIM"], "no finite variational bound"),
+        (["trajectory", "fashion", "images.npy"], "is not a directory, so no trajectories can be stored in it"),
     ],
 )
 def test_mistakes_are_one_sentence(saved: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -40,6 +40,11 @@ def command(
         raise ValueError(
             f"{row.name} has no finite variational bound to optimise; choose a method with eta > 0, such as NPR-DDPM"
         )
+    if not bundle.is_dir():
+        raise ValueError(
+            f"{bundle} is not a directory, so no trajectories can be stored in it; save an embedded model to one first, "
+            f"such as by optcov.load('fashion').save('my-fashion')"
+        )
     options = SweepOptions(
         bundle, data, times, row.covariance, row.eta, last_variance, "exact", seed, schedule, batch_size
     )
