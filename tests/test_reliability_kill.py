@@ -121,7 +121,9 @@ def fail_at_every(
     return counted.writes
 
 
-@pytest.mark.parametrize("command", ["fit", "sample", "train"])
+@pytest.mark.parametrize(
+    "command", ["sample", pytest.param("fit", marks=pytest.mark.long), pytest.param("train", marks=pytest.mark.long)]
+)
 def test_a_command_killed_before_any_file_gets_its_name_goes_on(commands, inputs, tmp_path, command):
     """The worst moment: the new file is written, and the old one still has the name."""
     assert fail_at_every(("replace",), "kill", commands, inputs, tmp_path, command) >= 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -27,15 +29,17 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
     check_replaceable(target, known)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part"))
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror}") from error
     try:
-        yield scratch
-        scratch.chmod(0o777 & ~current_umask())
-        _sync_tree(scratch)
-        _put_in_place(scratch, target)
-        sync_directory(target.parent)
+        with _held(scratch):
+            yield scratch
+            scratch.chmod(0o777 & ~current_umask())
+            _sync_tree(scratch)
+            _put_in_place(scratch, target)
+            sync_directory(target.parent)
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
@@ -53,6 +57,30 @@ def check_replaceable(target: Path, known: frozenset[str]) -> None:
         raise BundleError(
             f"{target} holds {strange[0]!r}, which is no part of a bundle and would be lost; choose another directory"
         )
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what killed processes were writing in the target's place: those that live hold theirs."""
+    for path in target.parent.glob(f".{glob.escape(target.name[:100])}.*.part"):
+        if path.is_dir() and not path.is_symlink():
+            with _held(path) as abandoned:
+                if abandoned:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[bool]:
+    """Try to hold a directory: yields whether this process got it. Ends with the process, also a killed one."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = True
+    except BlockingIOError:
+        held = False
+    try:
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:

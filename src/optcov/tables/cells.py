@@ -67,6 +67,10 @@ class CellStore:
         """Store a result, and drop its parts."""
         record = {"label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings), "seconds": seconds}
         storage.write_json(self._path(cell), {**record, "result": result})
+        self.drop_parts(cell)
+
+    def drop_parts(self, cell: Cell) -> None:
+        """Remove the parts of a cell whose result is stored."""
         for pattern in (f"{cell.key}*", f".{cell.key}*"):  # the second: what a killed run was writing
             for part in (self.directory / "scratch").glob(pattern):
                 part.unlink(missing_ok=True)
@@ -166,6 +170,7 @@ class TableRun(Generic[Table]):
                 result = self._store.get(cell)  # it may have come between the look and the claim
                 if result is None:
                     return (yield from self._work(cell))
+        self._store.drop_parts(cell)  # a process may have been killed between the result and this
         self._found += 1
         return result
 
