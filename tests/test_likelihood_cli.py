@@ -47,9 +47,11 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
     assert shown == json.loads((tmp_path / "table.json").read_text())
     for name in ("bits-per-dim.png", "terms.png", "times.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    again = run("bpd", saved / "small", saved / "images.npy", *options)  # from the states of the sweeps
-    assert "ET npr" in again
-    assert "OT sn" in again
+    arguments = ["bpd", str(saved / "small"), str(saved / "images.npy"), *map(str, options)]
+    again = runner.invoke(app, arguments, catch_exceptions=False)  # from the states of the sweeps
+    assert "ET npr" in again.stdout
+    assert "OT sn" in again.stdout
+    assert "K = 1000 left out: there are only 20 times" in again.output
 
 
 def test_repeats_report_the_deviation_over_seeds(saved: Path, tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def run_sweep(
         state=out / f"{split}-seed{options.seed}-{state.process_index}-of-{state.num_processes}.safetensors",
     )
     if lengths:
-        fitting_lengths(sweep.grid, lengths)
+        left_out = sorted(set(lengths) - set(fitting_lengths(sweep.grid, lengths)))
+        if left_out:
+            announce(f"K = {', '.join(map(str, left_out))} left out: there are only {len(sweep.grid)} times")
     announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
     _drain(sweep, f"{split} images")
     return gather(sweep.table, state.num_processes)

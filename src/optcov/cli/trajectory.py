@@ -42,7 +42,7 @@ def command(
         )
     if not bundle.is_dir():
         raise ValueError(
-            f"{bundle} is not a directory, so no trajectories can be stored in it; save an embedded model to one first, "
+            f"{bundle} is not a directory, so no trajectories can be stored in it; save an embedded model first, "
             f"such as by optcov.load('fashion').save('my-fashion')"
         )
     options = SweepOptions(
