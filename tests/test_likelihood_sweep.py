@@ -11,7 +11,9 @@ import torch
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, oracle
 from optcov.likelihood import Sweep, cost_table, elbo, even_on_grid, merge
+from optcov.likelihood.accumulate import Sums
 from optcov.likelihood.costs import TimeGrid
+from optcov.likelihood.designs import DesignSet
 from optcov.storage import read_tensors, write_tensors
 from test_likelihood_elbo import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
 
@@ -279,6 +281,14 @@ def test_memory_and_state_do_not_grow_with_the_number_of_images():
     process = ReverseProcess(reference_network, ForwardProcess(schedule))
     small, large = (cost_table(process, IMAGES.repeat(n, 1, 1, 1), groups=4) for n in (1, 5))
     assert {k: v.shape for k, v in small.sums.items()} == {k: v.shape for k, v in large.sums.items()}
+
+
+def test_a_sweep_over_4000_times_with_every_design_keeps_a_tenth_of_4_gb():
+    process = ReverseProcess(reference_network, ForwardProcess(Schedule.cosine(4000)))
+    names = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
+    designs, grid = DesignSet(names, process.forward), TimeGrid(process.forward, range(1, 4001))
+    kept = Sums(process, grid, designs, ["paper", "own"], "exact", 8, 3 * 32 * 32).tensors().values()
+    assert sum(tensor.numel() * tensor.element_size() for tensor in kept) < 4e8
 
 
 def test_squared_noise_fails_in_the_table_too():
