@@ -16,7 +16,7 @@ from optcov import Schedule, Trajectory, bundle, data, storage
 from optcov.bundle import Bundle, BundleError
 from optcov.bundle import directory as directories
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument, fingerprint
-from small_bundles import SHAPE, small_bundle, small_head, small_unet
+from small_bundles import SHAPE, small_bundle, small_head, small_numbers, small_unet
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,16 @@ def test_optimal_trajectories_are_kept_by_schedule_method_and_length(tmp_path: P
     assert loaded.trajectory(3, "quadratic") == Trajectory.quadratic(loaded.schedule, 3)
     with pytest.raises(BundleError, match="unknown kind"):
         loaded.trajectory(3, "best")
+
+
+def test_optimal_trajectories_go_with_the_head_or_the_numbers_they_were_found_with() -> None:
+    full = small_bundle()
+    for method in ("NPR-DDPM", "SN-DDPM", "A-DDPM", "DDPM, beta"):
+        full = full.with_trajectories(method, [Trajectory((0.5, 1.0))])
+    headed = full.with_heads({"npr": small_head(3)}, full.backbone)
+    assert {entry.method for entry in headed.trajectories} == {"SN-DDPM", "A-DDPM", "DDPM, beta"}
+    measured = full.with_numbers(small_numbers(full.schedule))
+    assert {entry.method for entry in measured.trajectories} == {"NPR-DDPM", "SN-DDPM", "DDPM, beta"}
 
 
 def test_other_time_arguments_parameterisations_and_ranges_survive(tmp_path: Path) -> None:

@@ -241,6 +241,20 @@ def test_other_settings_do_not_continue_a_run(tmp_path):
         list(training(tmp_path, learning_rate=0.5).run())
 
 
+def test_data_may_move_to_another_directory_but_not_change(tmp_path):
+    config, network = TrainingConfig(steps=2, batch_size=4, checkpoint_every=1), tiny_network()
+    batches = Batches(images(), network.schedule, 4)
+
+    def run(name: str, checksum: str) -> list[object]:
+        data = {"data": {"name": name, "checksum": checksum}}
+        return list(Training(NoiseObjective(network), batches, config, tmp_path, data).run())
+
+    assert len(run("here", "1")) == 2
+    assert run("there", "1") == []
+    with pytest.raises(TrainingError, match="holds a training with data"):
+        run("here", "2")
+
+
 def test_a_setting_that_a_run_had_and_this_one_lacks_is_another_setting(tmp_path):
     config, network = TrainingConfig(steps=2, batch_size=4, checkpoint_every=1), tiny_network()
     batches = Batches(images(), network.schedule, 4)

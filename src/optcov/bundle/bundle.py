@@ -11,7 +11,7 @@ provenance.json           data, code, seeds, hyper-parameters, measured calibrat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -82,7 +82,10 @@ class Bundle:
         return replace(self, network=self.network.on(build_schedule(schedule)))
 
     def with_heads(self, heads: Mapping[str, Head], backbone: str) -> Bundle:
-        """Add heads, or replace those of the same name; backbone is the fingerprint they were fitted on."""
+        """Add heads, or replace those of the same name; backbone is the fingerprint they were fitted on.
+
+        Optimal trajectories of methods with a new head go: they were found with the old one.
+        """
         for name in heads:
             check_backbone(check_head_name(name), backbone, self.backbone)
         old = self.network
@@ -95,12 +98,12 @@ class Bundle:
             old.learned_range,
         ).train(old.training)
         moved = network if old.schedule is old.native_schedule else network.on(old.schedule)
-        return replace(self, network=moved)
+        return replace(self, network=moved, trajectories=self._trajectories_without(heads))
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
-        """Set the numbers per time."""
+        """Set the numbers per time; optimal trajectories of methods that use such numbers go."""
         self.network.native_schedule.check_times(numbers.times)
-        return replace(self, numbers=numbers)
+        return replace(self, numbers=numbers, trajectories=self._trajectories_without(_NUMBERS_OF))
 
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
         """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
@@ -200,6 +203,9 @@ class Bundle:
             heads=tuple(network.heads),
             noise_caps=self.noise_caps,
         )
+
+    def _trajectories_without(self, covariances: Container[str]) -> tuple[StoredTrajectory, ...]:
+        return tuple(entry for entry in self.trajectories if find_method(entry.method).covariance not in covariances)
 
     def _require_head(self, covariance: str) -> None:
         needed = _HEADS_OF.get(covariance)

@@ -68,14 +68,12 @@ class Training:
         self.config, self.batches, self.score = config, batches, score
         self.directory = Path(directory)
         self.store = CheckpointStore(self.directory / "checkpoints", config.keep, config.keep_every)
-        self.identity = json.loads(json.dumps({**asdict(config), **(identity or {})}))
         self.accelerator = Accelerator()
         self.parts = self.accelerator.gradient_accumulation_steps  # of a process's share of a batch, one after another
-        if config.batch_size % (self.accelerator.num_processes * self.parts):
-            raise TrainingError(
-                f"a batch of {config.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
-                f"{f', in {self.parts} parts each' if self.parts > 1 else ''}"
-            )
+        _check_shares(config.batch_size, self.accelerator.num_processes, self.parts)
+        precision = self.accelerator.mixed_precision
+        own = {**asdict(config), **({} if precision == "no" else {"mixed_precision": precision})}
+        self.identity = json.loads(json.dumps({**own, **(identity or {})}))
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=config.learning_rate, weight_decay=config.weight_decay
@@ -200,7 +198,7 @@ class Training:
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
         free = {"checkpoint_every", "keep", "keep_every", "log_every"}  # do not touch the result
         keys = [key for key in {**saved, **self.identity} if key not in free]
-        different = [key for key in keys if saved.get(key) != self.identity.get(key)]
+        different = [key for key in keys if _unnamed(saved.get(key)) != _unnamed(self.identity.get(key))]
         if different:
             key = different[0]
             raise TrainingError(
@@ -219,3 +217,22 @@ class Training:
         finally:
             copy_into(self.parameters, kept, "weights")
             self.objective.train()
+
+
+def _unnamed(setting: Any) -> Any:
+    """Data is what its checksum says, whatever the directory it lies in is called."""
+    return {key: value for key, value in setting.items() if key != "name"} if isinstance(setting, dict) else setting
+
+
+def _check_shares(batch_size: int, processes: int, parts: int) -> None:
+    """Refuse a batch that cannot be cut evenly: the mean over uneven shares is not the mean over the batch."""
+    variable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    if parts < 1:
+        raise TrainingError(f"{variable} = {parts} must be at least 1")
+    if batch_size % (processes * parts):
+        shares = f"{processes} processes" if processes > 1 else ""
+        shares += f"{' with ' if shares else ''}{parts} parts each ({variable})" if parts > 1 else ""
+        raise TrainingError(
+            f"a batch of {batch_size} cannot be divided evenly over {shares}; choose a batch size that is a multiple "
+            f"of {processes * parts}"
+        )
