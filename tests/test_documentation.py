@@ -110,16 +110,35 @@ def test_links_and_pictures_lead_somewhere(page):
         assert (ROOT / "docs" / "images" / name).stat().st_size < 400_000
 
 
-def test_the_readme_quotes_the_paper_as_it_is():
-    paper = {name: json.loads((ROOT / f"src/optcov/tables/paper/{name}.json").read_text()) for name in ("fid", "bpd")}
-    fid, bits = paper["fid"]["settings"]["CIFAR10 (LS)"], paper["bpd"]["settings"]["CIFAR10 (LS)"]
-    rows = [line.split("|")[1:-1] for line in _between(read("README.md"), "measured").splitlines() if "|" in line]
-    found = {cells[0].strip(" *"): [cell.strip(" *") for cell in cells[1:]] for cells in rows}
-    for method, values in fid["rows"].items():
-        assert found[method][2:4] == [f"{values[fid['steps'].index(K)]:.2f}" for K in (10, 25)], method
-    for method, values in bits["rows"]["ET"].items():
-        assert found[method][6:8] == [f"{values[bits['steps'].index(K)]:.2f}" for K in (10, 25)], method
+@pytest.mark.parametrize(("table", "paper"), [("images", "fid"), ("bits", "bpd")])
+def test_the_readme_quotes_the_paper_as_it_is(table, paper):
+    setting = json.loads((ROOT / f"src/optcov/tables/paper/{paper}.json").read_text())["settings"]["CIFAR10 (LS)"]
+    found = _cells(_between(read("README.md"), f"measured: {table}"))
+    for method, values in setting["rows"].get("ET", setting["rows"]).items():
+        assert found[method][2:4] == [f"{values[setting['steps'].index(K)]:.2f}" for K in (10, 25)], method
+
+
+@pytest.mark.parametrize(("table", "prefix"), [("images", ""), ("bits", "ET ")])
+def test_the_readme_quotes_our_results_as_they_are(table, prefix):
+    results = _cells(read("docs/results.md"))
+    for method, shown in _cells(_between(read("README.md"), f"measured: {table}")).items():
+        if method != "method":
+            measured = [_rounded(cell) for cell in results[prefix + method.removesuffix(" (of diffusers)")]]
+            assert [cell for cell in shown[:2] if cell] == measured[: 2 if shown[1] else 1], method
 
 
 def _between(text: str, name: str) -> str:
     return text.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+
+
+def _cells(text: str) -> dict[str, list[str]]:
+    """Rows of the tables in a text by their first cell, the first row of a name."""
+    lines = [line for line in text.splitlines() if re.match(r"\| *[^- ]", line)]
+    rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0]: row[1:] for row in reversed(rows)}
+
+
+def _rounded(cell: str) -> str:
+    """As the README shows it: 4.08 ± 0.02 for 4.077 ± 0.021** (5.400)."""
+    value, error = re.findall(r"\d+\.\d+", cell)[:2]
+    return f"{float(value):.2f} ± {float(error):.2f}"
