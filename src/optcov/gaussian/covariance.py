@@ -1,4 +1,4 @@
-"""Gaussians whose covariance is isotropic, diagonal or full, with exact KL, density and entropy.
+"""The shapes a covariance has: isotropic, diagonal or full.
 
 A covariance is anything that fits the `Covariance` protocol: a few small operations are all that the rest of the
 package asks of it, so that a low-rank or transformed-basis shape can join without changes elsewhere.
@@ -6,7 +6,6 @@ package asks of it, so that a low-rank or transformed-basis shape can join witho
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-LOG_2_PI = math.log(2 * math.pi)
+from optcov.gaussian.batch import per_sample, sum_pixels
 
 
 class Covariance(Protocol):
@@ -63,32 +62,7 @@ class ClampCounts:
     total: int  # variances looked at
 
 
-def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
-    """Shape a coefficient, () or (B,), so that it multiplies `like` (B, *D) sample by sample."""
-    if coefficient.ndim == 0:  # 0-dim: keeps the dtype of `like`, and needs no transfer to its device
-        return coefficient
-    if coefficient.shape != (like.shape[0],):
-        raise ValueError(
-            f"a per-sample coefficient has shape {tuple(coefficient.shape)}, but the batch has {like.shape[0]} "
-            f"samples; pass one number, or one number per sample"
-        )
-    dtype = torch.promote_types(like.dtype, torch.float32)  # a coefficient never loses digits to half precision
-    return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
-
-
-def weighted_sum(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """a x + b y for x and y (B, *D) and coefficients () or (B,), with one pass fewer over memory than written out."""
-    if b.ndim == 0:
-        return torch.add(per_sample(a, x) * x, y, alpha=float(b))
-    return torch.addcmul(per_sample(a, x) * x, per_sample(b, y), y)
-
-
-def sum_pixels(x: Tensor) -> Tensor:
-    """Sum over everything but the batch: (B, *D) -> (B,)."""
-    return x.flatten(1).sum(1)
-
-
-class _Elementwise(ABC):
+class Elementwise(ABC):
     """Shared by the two shapes without correlations."""
 
     @abstractmethod
@@ -114,7 +88,7 @@ class _Elementwise(ABC):
 
 @final
 @dataclass(frozen=True)
-class Isotropic(_Elementwise):
+class Isotropic(Elementwise):
     """variance * I, with one variance for all samples, (), or one per sample, (B,)."""
 
     variance: Tensor
@@ -145,7 +119,7 @@ class Isotropic(_Elementwise):
 
 @final
 @dataclass(frozen=True)
-class Diagonal(_Elementwise):
+class Diagonal(Elementwise):
     """diag(variance), with one variance per pixel, (B, *D)."""
 
     variance: Tensor
@@ -245,78 +219,3 @@ class Full:
     def dense(self, like: Tensor) -> Tensor:
         """The matrix itself, (B, d, d)."""
         return self.matrix
-
-
-@final
-@dataclass(frozen=True)
-class Gaussian:
-    """A Gaussian per sample."""
-
-    mean: Tensor  # (B, *D)
-    covariance: Covariance
-
-    def __post_init__(self) -> None:
-        shape, wanted = self.variance.shape, self.mean.shape
-        if shape and not (len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))):
-            raise ValueError(f"a covariance over {tuple(shape)} does not fit a mean of shape {tuple(wanted)}")
-
-    @property
-    def variance(self) -> Tensor:
-        """The diagonal of the covariance, broadcastable to the mean."""
-        return self.covariance.diagonal(self.mean)
-
-    def sample(self, noise: Tensor) -> Tensor:
-        """Draw by standard normal noise (B, *D); zero variance gives the mean."""
-        self._check_shape(noise, "noise")
-        return self.mean + self.covariance.sqrt_apply(noise)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density at x (B, *D), in nats per sample, (B,)."""
-        self._check_shape(x, "x")
-        self._require_density("a log-density")
-        quadratic = self.covariance.inverse_quadratic(x - self.mean)
-        return -0.5 * (quadratic + self.covariance.log_det(self.mean) + self._dimensions * LOG_2_PI)
-
-    def entropy(self) -> Tensor:
-        """Differential entropy in nats per sample, (B,)."""
-        self._require_density("an entropy")
-        return 0.5 * (self.covariance.log_det(self.mean) + self._dimensions * (1 + LOG_2_PI))
-
-    @property
-    def _dimensions(self) -> int:
-        return math.prod(self.mean.shape[1:])
-
-    def _check_shape(self, x: Tensor, name: str) -> None:
-        if x.shape != self.mean.shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, but the Gaussian's mean has {tuple(self.mean.shape)}")
-
-    def _require_density(self, what: str) -> None:
-        if not bool(self.covariance.log_det(self.mean).isfinite().all()):
-            raise ValueError(
-                f"{what} needs a positive definite covariance, but this one is singular, indefinite or not finite "
-                f"(smallest variance {float(self.variance.min())}); a step with zero covariance has no density"
-            )
-
-
-def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
-    """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes."""
-    q._check_shape(p.mean, "the mean of p")
-    p._require_density("a KL divergence")
-    q._require_density("a KL divergence")
-    quadratic = q.covariance.inverse_quadratic(p.mean - q.mean)
-    if isinstance(p.covariance, _Elementwise) and isinstance(q.covariance, _Elementwise):
-        return 0.5 * (sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean)) + quadratic)
-    ratio: Tensor = torch.linalg.solve(q.covariance.dense(q.mean), p.covariance.dense(p.mean))
-    log_dets = q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
-    return 0.5 * (ratio.diagonal(dim1=-2, dim2=-1).sum(-1) - p._dimensions + log_dets + quadratic)
-
-
-def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Compute r - log r - 1 for r = numerator / denominator, without cancellation near r = 1."""
-    excess = (numerator - denominator) / denominator
-    # Far below r = 1 the excess rounds to -1, and log r is the difference of two logarithms that lie far apart.
-    log_ratio = torch.where(excess > -0.5, torch.log1p(excess), numerator.log() - denominator.log())
-    series = torch.zeros_like(excess)  # e^2/2 - e^3/3 + e^4/4 - ..., by Horner's rule
-    for power in range(11, 1, -1):
-        series = excess * series + (-1) ** power / power
-    return torch.where(excess.abs() < 0.03, excess.square() * series, excess - log_ratio)

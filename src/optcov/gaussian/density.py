@@ -1,0 +1,90 @@
+"""Gaussians with exact density, entropy and KL, whatever the shape of their covariance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.gaussian.batch import sum_pixels
+from optcov.gaussian.covariance import Covariance, Elementwise
+
+LOG_2_PI = math.log(2 * math.pi)
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian:
+    """A Gaussian per sample."""
+
+    mean: Tensor  # (B, *D)
+    covariance: Covariance
+
+    def __post_init__(self) -> None:
+        shape, wanted = self.variance.shape, self.mean.shape
+        if shape and not (len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))):
+            raise ValueError(f"a covariance over {tuple(shape)} does not fit a mean of shape {tuple(wanted)}")
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance, broadcastable to the mean."""
+        return self.covariance.diagonal(self.mean)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Draw by standard normal noise (B, *D); zero variance gives the mean."""
+        self._check_shape(noise, "noise")
+        return self.mean + self.covariance.sqrt_apply(noise)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density at x (B, *D), in nats per sample, (B,)."""
+        self._check_shape(x, "x")
+        self._require_density("a log-density")
+        quadratic = self.covariance.inverse_quadratic(x - self.mean)
+        return -0.5 * (quadratic + self.covariance.log_det(self.mean) + self._dimensions * LOG_2_PI)
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats per sample, (B,)."""
+        self._require_density("an entropy")
+        return 0.5 * (self.covariance.log_det(self.mean) + self._dimensions * (1 + LOG_2_PI))
+
+    @property
+    def _dimensions(self) -> int:
+        return math.prod(self.mean.shape[1:])
+
+    def _check_shape(self, x: Tensor, name: str) -> None:
+        if x.shape != self.mean.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, but the Gaussian's mean has {tuple(self.mean.shape)}")
+
+    def _require_density(self, what: str) -> None:
+        if not bool(self.covariance.log_det(self.mean).isfinite().all()):
+            raise ValueError(
+                f"{what} needs a positive definite covariance, but this one is singular, indefinite or not finite "
+                f"(smallest variance {float(self.variance.min())}); a step with zero covariance has no density"
+            )
+
+
+def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
+    """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes."""
+    q._check_shape(p.mean, "the mean of p")
+    p._require_density("a KL divergence")
+    q._require_density("a KL divergence")
+    quadratic = q.covariance.inverse_quadratic(p.mean - q.mean)
+    if isinstance(p.covariance, Elementwise) and isinstance(q.covariance, Elementwise):
+        return 0.5 * (sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean)) + quadratic)
+    ratio: Tensor = torch.linalg.solve(q.covariance.dense(q.mean), p.covariance.dense(p.mean))
+    log_dets = q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
+    return 0.5 * (ratio.diagonal(dim1=-2, dim2=-1).sum(-1) - p._dimensions + log_dets + quadratic)
+
+
+def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Compute r - log r - 1 for r = numerator / denominator, without cancellation near r = 1."""
+    excess = (numerator - denominator) / denominator
+    # Far below r = 1 the excess rounds to -1, and log r is the difference of two logarithms that lie far apart.
+    log_ratio = torch.where(excess > -0.5, torch.log1p(excess), numerator.log() - denominator.log())
+    series = torch.zeros_like(excess)  # e^2/2 - e^3/3 + e^4/4 - ..., by Horner's rule
+    for power in range(11, 1, -1):
+        series = excess * series + (-1) ** power / power
+    return torch.where(excess.abs() < 0.03, excess.square() * series, excess - log_ratio)
