@@ -86,6 +86,7 @@ class WarmCommands:
 
         fault: {"of": names among WRITES, "at": k, "how": "kill" | "error"}: the k-th call of them does not return.
         file_size: no file may become larger, in bytes. save_always: sweeps and tables save after every part.
+        environment: variables for this command alone.
         """
         self._count += 1
         files = self._directory / str(self._count)
@@ -137,6 +138,7 @@ def child(request: dict[str, Any]) -> int:
         os.dup2(source, target)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     os.chdir(request["cwd"])
+    os.environ.update(request.get("environment", {}))
     sys.argv = ["optcov", *request["argv"]]
     fault = request.get("fault", {})
     count = watch_writes(fault.get("of", WRITES), fault.get("at", 0), fault.get("how", ""))

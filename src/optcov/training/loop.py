@@ -71,9 +71,8 @@ class Training:
         self.accelerator = Accelerator()
         self.parts = self.accelerator.gradient_accumulation_steps  # of a process's share of a batch, one after another
         _check_shares(config.batch_size, self.accelerator.num_processes, self.parts)
-        precision = self.accelerator.mixed_precision
-        own = {**asdict(config), **({} if precision == "no" else {"mixed_precision": precision})}
-        self.identity = json.loads(json.dumps({**own, **(identity or {})}))
+        precision = _mixed_precision(self.accelerator)
+        self.identity = json.loads(json.dumps({**asdict(config), **precision, **(identity or {})}))
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=config.learning_rate, weight_decay=config.weight_decay
@@ -236,3 +235,15 @@ def _check_shares(batch_size: int, processes: int, parts: int) -> None:
             f"a batch of {batch_size} cannot be divided evenly over {shares}; choose a batch size that is a multiple "
             f"of {processes * parts}"
         )
+
+
+def _mixed_precision(accelerator: Accelerator) -> dict[str, str]:
+    """The precision as a setting of the run; none for float32, as runs before it were recorded."""
+    name = accelerator.mixed_precision
+    if name == "no":
+        return {}
+    if name != "fp8" and not accelerator.native_amp:  # Accelerate would train in float32 without a word
+        raise TrainingError(
+            f"mixed precision {name!r} is not available on {accelerator.device.type}; choose bf16, or no for float32"
+        )
+    return {"mixed_precision": name}
