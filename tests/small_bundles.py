@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -52,3 +55,11 @@ def small_bundle(schedule: Schedule | None = None) -> Bundle:
     plain = Bundle(HeadedNetwork(Backbone.unet(small_unet()), schedule).eval(), SHAPE, name="small")
     heads = {"npr": small_head(1), "sn": small_head(2)}
     return plain.with_heads(heads, plain.backbone).with_numbers(small_numbers(schedule))
+
+
+def save_with_images(directory: Path, schedule: Schedule, images: int = 40) -> Path:
+    """A bundle as small/ and random images as images.npy in a directory."""
+    small_bundle(schedule).save(directory / "small")
+    pixels = np.random.default_rng(0).integers(0, 256, (images, *SHAPE), dtype=np.uint8)
+    np.save(directory / "images.npy", pixels)
+    return directory

@@ -7,29 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_line import run, runner
 from optcov import Schedule, bundle
 from optcov.cli import app
 from optcov.likelihood import Estimate, LikelihoodRow, pool_repeats
-from small_bundles import SHAPE, small_bundle
-
-runner = CliRunner()
+from small_bundles import save_with_images
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("likelihood")
-    small_bundle(Schedule.linear(40)).save(directory / "small")
-    pixels = np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8)
-    np.save(directory / "images.npy", pixels)
-    return directory
-
-
-def run(*arguments: object) -> str:
-    result = runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return save_with_images(tmp_path_factory.mktemp("likelihood"), Schedule.linear(40))
 
 
 def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) -> None:

@@ -8,32 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from command_line import run, runner
 from optcov import Schedule
 from optcov.cli import app
 from optcov.cli.console import print_table
-from small_bundles import SHAPE, small_bundle
-
-runner = CliRunner()
+from small_bundles import save_with_images
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tables")
-    small_bundle(Schedule.linear(24)).save(directory / "small")
-    pixels = np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8)
-    np.save(directory / "images.npy", pixels)
-    return directory
-
-
-def run(*arguments: object) -> str:
-    result = runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return save_with_images(tmp_path_factory.mktemp("tables"), Schedule.linear(24))
 
 
 def test_tables_are_written_and_shown_on_a_page(saved: Path, tmp_path: Path) -> None:
