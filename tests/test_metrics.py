@@ -99,6 +99,18 @@ def test_features_agree_with_torchmetrics() -> None:
     assert ours == pytest.approx(float(metric.compute()), rel=1e-8)
 
 
+@pytest.mark.parametrize("decades", [6, 10, 14])
+def test_covariances_of_a_wide_spectrum_keep_the_closed_form(decades: int) -> None:
+    """As those of real features: the root of an eigenvalue of A B would lose half of its digits here."""
+    d = 96
+    basis = torch.linalg.qr(torch.randn(d, d, generator=generator(), dtype=torch.float64)).Q
+    values = torch.logspace(0, -decades, d, dtype=torch.float64)
+    other = values * torch.rand(d, generator=generator(1), dtype=torch.float64)
+    a, b = (gaussian(torch.zeros(d), basis @ torch.diag(v) @ basis.T) for v in (values, other))
+    exact = float((values.sqrt() - other.sqrt()).square().sum())
+    assert frechet_distance(a, b) == pytest.approx(exact, abs=1e-11)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 5])
 def test_singular_covariances_give_the_closed_form_too(rank: int) -> None:
     d = 40
@@ -145,6 +157,7 @@ def test_statistics_are_written_and_read_in_the_usual_form(tmp_path: Path) -> No
         (np.zeros(2), np.array([[1.0, 0.5], [0.0, 1.0]]), "not symmetric"),
         (np.zeros((1, 2)), np.eye(2), "mean \\(d,\\)"),
         (np.zeros(0), np.zeros((0, 0)), "mean \\(d,\\)"),
+        (np.full(2, 1e200), np.eye(2), "beyond 1e\\+100"),
     ],
 )
 def test_wrong_statistics_are_refused(tmp_path: Path, mu: np.ndarray, sigma: np.ndarray, reason: str) -> None:
@@ -152,6 +165,16 @@ def test_wrong_statistics_are_refused(tmp_path: Path, mu: np.ndarray, sigma: np.
     with pytest.raises(MetricError, match=reason) as caught:
         FeatureStatistics.load(tmp_path / "a.npz")
     assert "a.npz" in str(caught.value)
+
+
+def test_what_is_no_covariance_is_refused_but_rounding_is_not() -> None:
+    plain = gaussian(torch.zeros(3), torch.eye(3))
+    for wrong in (-torch.eye(3), torch.diag(torch.tensor([1.0, 1.0, -0.5]))):
+        for pair in ((plain, gaussian(torch.zeros(3), wrong)), (gaussian(torch.zeros(3), wrong), plain)):
+            with pytest.raises(MetricError, match="no covariance: it has the eigenvalue"):
+                frechet_distance(*pair)
+    rounded = gaussian(torch.zeros(3), torch.diag(torch.tensor([1.0, 1.0, -1e-7])))
+    assert frechet_distance(plain, rounded) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_standard_error_and_limit_are_those_of_repeated_experiments() -> None:

@@ -1,9 +1,10 @@
 """The Frechet distance between two Gaussians fitted to features, with its error and its limit of many samples.
 
-    d^2 = |a - b|^2 + tr A + tr B - 2 tr sqrt(R^T A R),    R R^T = B
+    d^2 = |a - b|^2 + tr A + tr B - 2 sum of the singular values of Q^T R,    Q Q^T = A,  R R^T = B
 
-with means a, b and covariances A, B. R^T A R is symmetric with the eigenvalues of A B, so that nothing turns complex;
-eigenvalues that are 0 up to rounding count as 0, so that singular covariances do not add the root of a rounding error.
+with means a, b and covariances A, B. The singular values are the roots of the eigenvalues of A B, so that nothing turns
+complex; found as such they keep all digits, of which the root of a small eigenvalue would lose half. Eigenvalues of A
+and B that are 0 up to rounding count as 0, so that singular covariances do not add the root of a rounding error.
 
 The distance of n samples exceeds that of infinitely many by about c/n. With the samples in G groups and d_g the
 distance without group g, the jackknife gives at once
@@ -26,6 +27,7 @@ from torch import Tensor
 from optcov.metrics.statistics import FeatureStatistics, MetricError, check_same_dimension, merge_all
 
 GROUPS = 20
+INDEFINITE = 1e-4  # share of the largest eigenvalue that a negative one may have: float32 statistics are that inexact
 
 Features = Tensor | FeatureStatistics
 
@@ -73,22 +75,20 @@ def jackknife_error(replicates: Sequence[Sequence[float]]) -> float:
 
 def _distance(first: FeatureStatistics, second: FeatureStatistics, root: Tensor) -> float:
     """The distance, with root root^T the second covariance, which serves many first ones."""
-    roots = _eigenvalues(torch.linalg.eigvalsh(root.T @ first.covariance @ root)).sqrt().sum()
+    roots = torch.linalg.svdvals(_root(first.covariance).T @ root).sum()
     traces = first.covariance.trace() + second.covariance.trace()
     return max(0.0, float((first.mean - second.mean).square().sum() + traces - 2 * roots))
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """A matrix R with R R^T = covariance."""
+    """A matrix R with R R^T = covariance; what is 0 up to rounding, or negative because of it, counts as 0."""
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    root: Tensor = vectors * _eigenvalues(values).sqrt()
+    largest = float(values.abs().max())
+    if float(values[0]) < -INDEFINITE * largest:
+        raise MetricError(f"this is no covariance: it has the eigenvalue {float(values[0]):.3g} beside {largest:.3g}")
+    floor = largest * len(values) * torch.finfo(torch.float64).eps
+    root: Tensor = vectors * values.where(values > floor, 0.0).sqrt()
     return root
-
-
-def _eigenvalues(values: Tensor) -> Tensor:
-    """Set to 0 what is 0 up to rounding, or negative because of it."""
-    floor = float(values.abs().max()) * len(values) * torch.finfo(torch.float64).eps
-    return torch.where(values > floor, values, torch.zeros_like(values))
 
 
 def _groups(side: Features, groups: int) -> list[FeatureStatistics]:

@@ -22,6 +22,8 @@ from torch import Tensor
 from optcov import storage
 from optcov.data.arrays import read_npz
 
+LARGEST = 1e100  # of a mean or covariance, so that no square overflows
+
 
 class MetricError(ValueError):
     """A distance cannot be measured; the message says why."""
@@ -50,8 +52,10 @@ class FeatureStatistics:
             )
         if self.mean.dtype != torch.float64 or self.covariance.dtype != torch.float64:
             raise MetricError(f"statistics are float64, got {self.mean.dtype} and {self.covariance.dtype}")
-        if not bool(self.mean.isfinite().all() and self.covariance.isfinite().all()):
-            raise MetricError("statistics hold NaN or infinity; check the images and the feature extractor")
+        if not bool((self.mean.abs() < LARGEST).all() and (self.covariance.abs() < LARGEST).all()):
+            raise MetricError(
+                f"statistics hold NaN, infinity or a number beyond {LARGEST:g}; check the images and the extractor"
+            )
 
     @property
     def dimension(self) -> int:
