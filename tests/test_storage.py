@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -14,6 +15,7 @@ from optcov.storage import (
     read_json,
     read_tensors,
     write_bytes,
+    write_files,
     write_json,
     write_tensors,
 )
@@ -50,6 +52,40 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
         fail_half_way()
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_several_files_come_back_and_nothing_else(tmp_path):
+    contents = {tmp_path / f"{n % 2}" / f"{n}.bin": bytes([n]) * n for n in range(50)}
+    write_files(contents)
+    found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == contents
+    write_bytes(tmp_path / "alone", b"")
+    assert len({path.stat().st_mode for path in [*contents, tmp_path / "alone"]}) == 1
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("at", [1, 7, 20])
+def test_of_several_files_each_is_whole_or_absent_when_one_fails(tmp_path, monkeypatch, function, at):
+    calls, original = itertools.count(1), getattr(os, function)
+
+    def full(*arguments: object) -> object:
+        if next(calls) == at:
+            raise OSError(28, "No space left on device")
+        return original(*arguments)
+
+    monkeypatch.setattr(os, function, full)
+    with pytest.raises(StorageError, match=r"cannot write .*bin: No space left on device"):
+        write_files({tmp_path / f"{n}.bin": b"content" for n in range(20)})
+    assert all(path.read_bytes() == b"content" for path in tmp_path.iterdir())
+    left = len(list(tmp_path.iterdir()))
+    assert left == at - 1 if function == "replace" else left < 20
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_several_files_of_a_directory_that_cannot_be_are_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*file/0.bin: "):
+        write_files({tmp_path / "file" / "0.bin": b""})
 
 
 def test_a_file_is_invisible_until_it_is_whole(tmp_path):

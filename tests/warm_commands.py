@@ -7,6 +7,7 @@ As a script this file is the server: it reads one JSON request per line, and ans
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -24,6 +25,7 @@ WARM = (
     "matplotlib.figure",
     "PIL.PngImagePlugin",
     *(f"optcov.cli.{name}" for name in ("train", "fit", "sample", "bpd", "table", "trajectory")),
+    "optcov.data.sample_directory",
     "optcov.metrics",
     "optcov.report.comparison",
     "optcov.report.likelihood_plots",
@@ -165,15 +167,14 @@ def child(request: dict[str, Any]) -> int:
 
 def watch_writes(names: tuple[str, ...], at: int, how: str) -> Callable[[], int]:
     """Count the calls of os functions, and let one of them fail; returns how many there were."""
-    calls = 0
+    calls = itertools.count(1)  # which, unlike a sum, threads can share
 
     def watched(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at and how == "kill":
+            number = next(calls)
+            if number == at and how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if calls == at:
+            if number == at:
                 raise OSError(28, "No space left on device")
             return original(*arguments, **options)
 
@@ -181,7 +182,7 @@ def watch_writes(names: tuple[str, ...], at: int, how: str) -> Callable[[], int]
 
     for name in names:
         setattr(os, name, watched(getattr(os, name)))
-    return lambda: calls
+    return lambda: next(calls) - 1
 
 
 def save_after_every_part() -> None:

@@ -15,6 +15,11 @@ from optcov.data.images import DataError, ImageSet
 
 def write_png(path: Path, image: Tensor) -> None:
     """Write one 8-bit image (C, H, W), C = 1 or 3, as PNG."""
+    storage.write_bytes(path, png_bytes(image))
+
+
+def png_bytes(image: Tensor) -> bytes:
+    """The content of a PNG file of one 8-bit image (C, H, W), C = 1 or 3."""
     from PIL import Image
 
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3):
@@ -25,7 +30,7 @@ def write_png(path: Path, image: Tensor) -> None:
     pixels = image.cpu().permute(1, 2, 0).contiguous().numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
-    storage.write_bytes(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def grid(images: Tensor, columns: int, border: int = 2) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from optcov import storage
 from optcov.data.arrays import read_npz
-from optcov.data.export import write_png
+from optcov.data.export import png_bytes
 from optcov.data.folders import read_image
 from optcov.data.images import DataError
 
@@ -51,8 +51,8 @@ class SampleDirectory:
         if not (self.path / "run.json").exists():
             storage.write_json(self.path / "run.json", self._settings)
         if self.format == "png":
-            for index, image in zip(indices, images, strict=True):
-                write_png(self.path / "images" / f"{index:06d}.png", image)
+            names = (self.path / "images" / f"{index:06d}.png" for index in indices)
+            storage.write_files({name: png_bytes(image) for name, image in zip(names, images, strict=True)})
             return
         for first, last in _runs(indices):
             start = indices.index(first)
