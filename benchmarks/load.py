@@ -1,6 +1,6 @@
 """Load: memory stays flat over many images, and time and memory grow linearly in images, steps and pixels.
 
-    python benchmarks/load.py [--images 50000] [--quick]
+    python benchmarks/load.py [--images 50000] [--formats npz,png] [--quick]
 
 Draws 8x8 images by a network of a few operations, so that what is measured is the library; writes them as shards and as
 files, reads the directory again, and scores them. Slopes are those of log cost over log size: 1 is linear.
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +40,6 @@ def network(x_t: Tensor, t: float) -> NoisePrediction:
 
 def process() -> ReverseProcess:
     """NPR-DDPM with that network."""
-    """The process that is sampled."""
     return ReverseProcess(network, ForwardProcess(Schedule.linear(100)), "npr")
 
 
@@ -113,16 +114,38 @@ def slope(sizes: Sequence[int], cost: Callable[[int], float], rounds: int = 3) -
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
 
-def seconds(images: int = 64, steps: int = 10, side: int = 32) -> float:
-    """Time to draw so many images of so many pixels in so many steps."""
-    run, trajectory = process(), Trajectory.even(Schedule.linear(100), steps)
-    began = time.monotonic()
-    for _ in generate(run, trajectory, (1, side, side), images, 64):
+def draw(images: int = 64, steps: int = 10, side: int = 32, batch: int = 64) -> None:
+    """Draw so many images of so many pixels in so many steps, and keep none."""
+    for _ in generate(process(), Trajectory.even(Schedule.linear(100), steps), (1, side, side), images, batch):
         pass
+
+
+def seconds(**size: int) -> float:
+    """Time to draw."""
+    began = time.monotonic()
+    draw(**size)
     return time.monotonic() - began
 
 
-def slopes(rounds: int = 3) -> dict[str, float]:
+def megabytes(**size: int) -> float:
+    """Peak memory of drawing above that of an idle process, in a process of its own: a heap that was once full hides
+    what the next one needs."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        idle = resident()
+        draw(**size)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        os.write(writing, str(peak - idle).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        used = float(answer.read())
+    os.waitpid(child, 0)
+    return used
+
+
+def slopes_of_time(rounds: int = 3) -> dict[str, float]:
     """Slopes of time in images, steps and pixels."""
     return {
         "images": slope([128, 512, 2048], lambda n: seconds(images=n, side=16), rounds),
@@ -131,20 +154,33 @@ def slopes(rounds: int = 3) -> dict[str, float]:
     }
 
 
+def slopes_of_memory() -> dict[str, float]:
+    """Slopes of memory in images at once and in pixels; images one batch after another, and steps, should cost none."""
+    draw(images=1)  # what the first use of everything costs once is no part of it
+    return {
+        "images": slope([128, 512, 2048], lambda n: megabytes(images=n, side=128), 1),
+        "images at once": slope([16, 64, 256], lambda n: megabytes(images=n, batch=n, side=256), 1),
+        "steps": slope([10, 30, 90], lambda n: megabytes(steps=n, side=128), 1),
+        "pixels": slope([128**2, 256**2, 512**2], lambda n: megabytes(images=32, side=math.isqrt(n)), 1),
+    }
+
+
 def main() -> None:
     """Measure, and print JSON."""
-    """Run, and print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--quick", action="store_true", help="2,000 images and one round")
+    parser.add_argument("--formats", default="npz,png", help="how images are kept, separated by commas")
     chosen = parser.parse_args()
     images = 2_000 if chosen.quick else chosen.images
     torch.set_num_threads(1)
     results: dict[str, object] = {}
-    for file_format in ("npz", "png"):
+    for file_format in chosen.formats.split(","):
         with tempfile.TemporaryDirectory() as directory:
             results[file_format] = asdict(sample_and_score(images, Path(directory), file_format))
-    results["slopes of time"] = slopes(1 if chosen.quick else 3)
+        print(json.dumps({file_format: results[file_format]}), file=sys.stderr, flush=True)
+    results["slopes of time"] = slopes_of_time(1 if chosen.quick else 3)
+    results["slopes of memory"] = slopes_of_memory()
     print(json.dumps(results, indent=2))
 
 
