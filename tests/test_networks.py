@@ -25,6 +25,7 @@ from optcov.networks import (
     fingerprint,
     head_config,
 )
+from optcov.networks.activation import Activation, activated
 from optcov.networks.thin import ThinConv2d, thin_weight_gradient
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
@@ -362,6 +363,122 @@ def test_an_activation_is_shared_only_if_it_follows_the_tapped_normalisation(x_t
     other = ActivatedNet()
     other.conv_act = nn.GELU()
     assert Backbone.unet(other)(x_t, torch.zeros(3)).activation is None
+    other.conv_act = nn.SiLU(inplace=True)  # overwrites what a head with other weights would rescale
+    assert Backbone.unet(other)(x_t, torch.zeros(3)).activation is None
+
+
+def own_norm(weight_of: nn.GroupNorm, seed: int = 3) -> nn.GroupNorm:
+    """A normalisation of the same groups with weights of its own, as gradient descent leaves it."""
+    norm = nn.GroupNorm(weight_of.num_groups, weight_of.num_channels, weight_of.eps).to(weight_of.weight.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for own, other in zip(norm.parameters(), weight_of.parameters(), strict=True):
+        own.data = other.data + 0.3 * torch.randn(other.shape, generator=generator).to(other.dtype)
+    return norm.requires_grad_(False)
+
+
+def computed(norm: nn.GroupNorm, features: torch.Tensor) -> Activation:
+    """What a backbone leaves behind, its features included in the graph."""
+    normalised = norm(features)
+    return Activation(norm, normalised, nn.functional.silu(normalised))
+
+
+def backbones_norm(dtype: torch.dtype = torch.float32) -> nn.GroupNorm:
+    norm = nn.GroupNorm(4, 8).to(dtype).requires_grad_(False)
+    norm.weight.data = torch.linspace(-2.0, 2.0, 8, dtype=dtype)
+    norm.bias.data = torch.linspace(-1.0, 1.0, 8, dtype=dtype)
+    return norm
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 3e-6), (torch.float64, 1e-14)])
+def test_other_weights_of_the_same_groups_rescale_what_the_backbone_normalised(dtype, error, layout):
+    norm = backbones_norm(dtype)
+    own = own_norm(norm)
+    features = (5 + 3 * torch.randn(4, 8, 6, 5, generator=torch.Generator().manual_seed(0))).to(dtype)
+    features = features.to(memory_format=layout)
+    known = computed(norm, features)
+    before = known.normalised.clone()
+    assert (known.rescaled(own) - own(features)).abs().max() < error
+    assert (activated(own, features, known) - activated(own, features)).abs().max() < error
+    assert torch.equal(known.normalised, before)  # it still belongs to the backbone
+
+
+def test_a_head_with_a_normalisation_of_its_own_does_not_look_for_mean_and_deviation_again(x_t, monkeypatch):
+    torch.manual_seed(0)
+    net = ActivatedNet().eval().requires_grad_(False)
+    net.conv_norm_out.weight.data = torch.linspace(0.5, 2.0, 8)
+    head = with_backbones_norm(net, ConvHead(8, 1, groups=4)).requires_grad_(False)
+    head.norm.weight.data += 0.1
+    seen = Backbone.unet(net)(x_t, torch.zeros(3))
+    expected = head(seen.features)
+    monkeypatch.setattr(head.norm, "forward", lambda features: pytest.fail("the features were normalised again"))
+    assert torch.allclose(head(seen.features, activation=seen.activation), expected, rtol=1e-5, atol=0)
+
+
+def test_a_gradient_goes_through_the_normalisation_itself():
+    norm = backbones_norm(torch.float64)
+    own = own_norm(norm)
+    features = torch.randn(2, 8, 3, 3, dtype=torch.float64, requires_grad=True)
+    known = computed(norm, features)
+    assert known.rescaled(own) is None
+    weights = torch.randn(2, 8, 3, 3, dtype=torch.float64)
+    (found,) = torch.autograd.grad((activated(own, features, known) * weights).sum(), features)
+    (expected,) = torch.autograd.grad((activated(own, features) * weights).sum(), features)
+    assert torch.equal(found, expected)
+    with torch.no_grad():
+        assert known.rescaled(own) is not None
+
+
+def test_weights_in_training_get_their_gradient_past_the_rescaling():
+    norm, features = backbones_norm(), torch.randn(2, 8, 3, 3)
+    own = own_norm(norm).requires_grad_(True)
+    known = computed(norm, features)
+    activated(own, features, known).sum().backward()
+    found = [parameter.grad.clone() for parameter in own.parameters()]
+    own.zero_grad()
+    activated(own, features).sum().backward()
+    assert all(torch.equal(a, parameter.grad) for a, parameter in zip(found, own.parameters(), strict=True))
+    with torch.no_grad():
+        assert known.rescaled(own) is not None
+        norm.requires_grad_(True)
+    assert known.rescaled(own_norm(norm)) is None  # the backbone's own weights may be in training as well
+
+
+def with_weight(norm: nn.GroupNorm, channel: int, weight: float) -> nn.GroupNorm:
+    norm.weight.data[channel] = weight
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "own"),
+    [
+        (with_weight(backbones_norm(), 2, 0.0), own_norm(backbones_norm())),
+        (with_weight(backbones_norm(), 2, 0.0), with_weight(own_norm(backbones_norm()), 2, 0.0)),
+        (with_weight(backbones_norm(), 2, 1e-6), own_norm(backbones_norm())),
+        (with_weight(backbones_norm(), 2, math.nan), own_norm(backbones_norm())),
+        (nn.GroupNorm(4, 8, affine=False), own_norm(backbones_norm())),
+        (backbones_norm(), nn.GroupNorm(4, 8, affine=False)),
+        (backbones_norm(), nn.GroupNorm(2, 8).requires_grad_(False)),
+        (backbones_norm(), nn.GroupNorm(4, 8, eps=1e-3).requires_grad_(False)),
+        (backbones_norm(), own_norm(backbones_norm(torch.bfloat16))),
+    ],
+    ids=["zero", "both zero", "small", "nan", "backbone plain", "head plain", "groups", "eps", "type"],
+)
+def test_what_cannot_be_rescaled_exactly_is_normalised_from_the_features(norm, own):
+    features = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(0))
+    known = computed(norm, features)
+    assert known.rescaled(own) is None
+    if own.weight is None or own.weight.dtype == features.dtype:
+        assert torch.equal(activated(own, features, known), activated(own, features))
+
+
+def test_a_head_under_bfloat16_autocast_is_the_same_with_and_without_the_backbones_activation():
+    norm, features = backbones_norm(), torch.randn(2, 8, 4, 4).bfloat16()
+    own = own_norm(norm)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found, expected = activated(own, features, computed(norm, features)), activated(own, features)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)  # digits lost by the backbone's rounding are not taken over
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

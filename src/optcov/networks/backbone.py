@@ -97,7 +97,8 @@ class Backbone(nn.Module):
             seen["time_embedding"] = output
 
         def read_activation(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            if args[0] is seen.get("normalised"):  # nothing came between the two
+            # nothing came between the two, and the normalised values are still there
+            if args[0] is seen.get("normalised") and output is not args[0]:
                 seen["activation"] = output
 
         readers = {self.tap: read_features, self.time_embedding: read_time, self.activation: read_activation}
@@ -119,7 +120,7 @@ class Backbone(nn.Module):
         norm, silu = _submodule(self.module, self.tap), _submodule(self.module, self.activation)
         if not isinstance(norm, nn.GroupNorm) or not isinstance(silu, nn.SiLU):
             return None
-        return Activation(norm, seen["activation"])
+        return Activation(norm, seen["normalised"], seen["activation"])
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -17,7 +17,7 @@ from optcov.networks.backbone import Backbone, BackboneOutput
 from optcov.networks.heads import Head
 from optcov.networks.times import TimeArgument, TimeMatch
 from optcov.prediction import PARAMETERISATIONS, NoisePrediction, to_noise
-from optcov.schedule import Schedule, Time
+from optcov.schedule import DiscreteSchedule, Schedule, Time, VPSchedule
 
 
 @final
@@ -92,11 +92,10 @@ class HeadedNetwork(nn.Module):
 
     def _unit_power(self, x_t: Tensor, t: Time) -> Tensor:
         """x_t as the backbone knows it: with the total power 1 of its own, variance-preserving schedule."""
-        if self._match is None:
-            return x_t
+        if self._match is None or isinstance(self.schedule, DiscreteSchedule | VPSchedule):
+            return x_t  # the schedule in use preserves the variance, too
         power = self.schedule.alpha_bar(t) + self.schedule.beta_bar(t)
-        preserved = bool(((power - 1).abs() < 1e-9).all())  # the schedule in use preserves the variance, too
-        return x_t if preserved else x_t / per_sample(power.sqrt(), x_t)
+        return x_t / per_sample(power.sqrt(), x_t)
 
     def noise_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Tensor:
         """The noise that the backbone's raw output implies, (B, *D)."""
