@@ -21,11 +21,10 @@ import torch
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle
 from optcov.likelihood import Sweep, gather
 from optcov.storage import read_tensors
-from reliability_runs import Inputs, arguments
+from reliability_runs import Inputs, arguments, results
+from two_processes import ENVIRONMENT, LAUNCH
 
 pytestmark = pytest.mark.long
-LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "COLUMNS": "300"}
 
 
 def run(program: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -38,7 +37,7 @@ def by_one_and_by_two(inputs: Inputs, directory: Path, *command: str) -> tuple[P
     """The directories of two runs of a command, by one and by two processes, and what the two said."""
     one, two = inputs.prepare(directory / "one"), inputs.prepare(directory / "two")
     run([sys.executable, "-m", "optcov", *command], one)
-    said = run([*LAUNCH, "optcov", *command], two).stdout
+    said = run([*LAUNCH, "-m", "optcov", *command], two).stdout
     return one / "out" / "run", two / "out" / "run", said
 
 
@@ -72,16 +71,17 @@ def oracle_table(directory: Path, rank: int = 0, ranks: int = 1) -> None:
     table = gather(sweep.table, ranks)
     if rank == 0:
         costs = {name: torch.as_tensor(np.asarray(table.costs(name))) for name in table.designs}
-        torch.save(costs, directory / "costs.pt")
+        torch.save({"ranks": torch.tensor(ranks), **costs}, directory / "costs.pt")
 
 
 def test_a_sweep_by_a_closed_form_network_agrees_to_1e_9(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     oracle_table(tmp_path / "one")
-    run([*LAUNCH[:-1], __file__, str(tmp_path / "two")], Path(__file__).parent)
+    run([*LAUNCH, __file__, str(tmp_path / "two")], Path(__file__).parent)
     one, two = (torch.load(tmp_path / name / "costs.pt", weights_only=True) for name in ("one", "two"))
     assert one.keys() == two.keys()
+    assert (int(one.pop("ranks")), int(two.pop("ranks"))) == (1, 2)
     for name in one:
         finite = one[name].isfinite()
         assert torch.equal(finite, two[name].isfinite())
@@ -124,33 +124,72 @@ def test_a_table_of_the_paper_is_the_same(inputs, tmp_path):
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Processes that any thread of this process started, in the order of their start."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return sorted(int(child) for each in lists for child in each.split())
 
 
-def test_the_death_of_a_process_ends_the_job_within_a_minute_and_a_restart_goes_on(inputs, tmp_path):
-    command = [*arguments("train"), "--steps", "100"]
-    where = inputs.prepare(tmp_path / "work")
-    program = [*LAUNCH, "optcov", *command]
-    with (tmp_path / "said").open("w") as said:
-        job = subprocess.Popen(program, cwd=where, env=ENVIRONMENT, stdout=said, stderr=said)
+BEGUN = {  # a file that tells that the work of both processes is under way, and what makes it last
+    "train": ("checkpoints/step-0000000[3-9]*", ["--steps", "100"]),
+    "sample": ("images/*.png", ["--n", "600"]),
+    "bpd": (".lock", ["--images", "20", "--train-images", "24", "--times", "24", "--batch-size", "1"]),
+    "table": ("cells/*.lock", ["--images", "20", "--train-images", "24", "--times", "24"]),
+}
+
+
+def start(program: list[str], where: Path, begun: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start a job of two processes in a group of its own, and wait until it has begun; returns it and the two."""
+    with (where / "said").open("w") as said:
+        job = subprocess.Popen(program, cwd=where, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True)
     deadline = time.monotonic() + 300
-    while not list((where / "out" / "run" / "checkpoints").glob("step-0000000[3-9]*")):
+    while not (list((where / "out" / "run").glob(begun)) and len(children(job.pid)) == 2):
         assert time.monotonic() < deadline
-        assert job.poll() is None, (tmp_path / "said").read_text()
+        assert job.poll() is None, (where / "said").read_text()
         time.sleep(0.02)
-    os.kill(children(job.pid)[1], signal.SIGKILL)
+    return job, children(job.pid)
+
+
+def hear_interrupts() -> None:
+    """Commands under test hear Ctrl-C also where a shell had it ignored for the tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("command", sorted(BEGUN))
+def test_the_death_of_a_process_ends_the_job_within_a_minute_and_a_restart_goes_on(inputs, tmp_path, command):
+    begun, more = BEGUN[command]
+    where, whole = inputs.prepare(tmp_path / "work"), inputs.prepare(tmp_path / "whole")
+    program = [*LAUNCH, "-m", "optcov", *arguments(command), *more]
+    job, (_, second) = start(program, where, begun)
+    os.kill(second, signal.SIGKILL)
     began = time.monotonic()
     assert job.wait(timeout=60) != 0
     assert time.monotonic() - began < 60
-    message = (tmp_path / "said").read_text()
+    message = (where / "said").read_text()
     assert "exitcode  : -9" in message  # of torch's elastic agent, which names the process too
-    reached = max(int(p.name[5:13]) for p in (where / "out" / "run" / "checkpoints").glob("step-*"))
-    assert reached < 100, "the training was nearly done when it was killed"
+    assert f"(pid: {second})" in message
+    before = results(where)
     run(program, where)
-    whole = inputs.prepare(tmp_path / "whole")
     run(program, whole)
-    name = "out/run/unet/diffusion_pytorch_model.safetensors"
-    assert (where / name).read_bytes() == (whole / name).read_bytes()
+    after, expected = results(where), results(whole)
+    assert before != after, "the work was done when it was stopped"
+    assert after == expected
+
+
+@pytest.mark.parametrize("command", ["train", "sample"])
+def test_ctrl_c_ends_both_processes_and_a_restart_goes_on(inputs, tmp_path, command):
+    """A terminal sends it to every process of the job at once."""
+    begun, more = BEGUN[command]
+    where = inputs.prepare(tmp_path / "work")
+    program = [*LAUNCH, "-m", "optcov", *arguments(command), *more]
+    hear_interrupts()
+    job, processes = start(program, where, begun)
+    os.killpg(job.pid, signal.SIGINT)
+    assert job.wait(timeout=60) != 0
+    said = (where / "said").read_text()
+    assert said.count("the same command goes on with what is kept in out/run") == 1, said
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+    assert not list((where / "out").rglob(".*.part"))
+    run(program, where)
 
 
 if __name__ == "__main__":

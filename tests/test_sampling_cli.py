@@ -20,6 +20,7 @@ from optcov.cli import main
 from optcov.data import to_8bit
 from optcov.sampling import sample
 from small_bundles import SHAPE, small_bundle, small_head
+from two_processes import ENVIRONMENT, LAUNCH
 
 CODE_OF_INTERRUPT = 130
 
@@ -252,11 +253,10 @@ def test_a_network_that_returns_nan_is_named_and_nothing_is_written(bundles, tmp
 
 @pytest.mark.long
 def test_two_processes_share_the_images_and_draw_the_same_ones(bundles, tmp_path, optcov):
-    arguments = [bundles / "discrete", "--steps", 3, "--n", 9, "--batch-size", 4, "--format", "npz"]
+    arguments = [bundles / "discrete", "--steps", 3, "--n", 9, "--batch-size", 3, "--format", "npz"]
     launched = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m", "optcov", "sample"]
-        + [str(a) for a in [*arguments, "--out", tmp_path / "two", "--json"]],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*LAUNCH, "-m", "optcov", "sample", *map(str, [*arguments, "--out", tmp_path / "two", "--json"])],
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
     )
@@ -268,3 +268,6 @@ def test_two_processes_share_the_images_and_draw_the_same_ones(bundles, tmp_path
         for name in ("one", "two")
     ]
     assert np.abs(drawn[0].astype(int) - drawn[1].astype(int)).max() <= 1
+    shards = [sorted(p.name[7:20] for p in (tmp_path / name / "shards").glob("*.npz")) for name in ("one", "two")]
+    assert shards[0] == ["000000-000002", "000003-000005", "000006-000008"]
+    assert shards[1] == ["000000-000002", "000003-000003", "000004-000006", "000007-000008"]  # two began, at 0 and 4

@@ -16,6 +16,7 @@ from optcov import Schedule
 from optcov.cli import app
 from optcov.cli.console import print_table
 from small_bundles import save_with_images
+from two_processes import ENVIRONMENT, LAUNCH
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +82,10 @@ def test_two_processes_share_the_cells_of_a_table(saved: Path, tmp_path: Path) -
     options += ["--reference", saved / "images.npy", "--features", "lite0", "--method", "DDIM", "--method", "SN-DDIM"]
     stand_in = tmp_path / "packages"
     _write_stand_in(stand_in)
-    launch = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m"]
-    environment = {**os.environ, "PYTHONPATH": str(stand_in), "OMP_NUM_THREADS": "1"}
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(stand_in), os.environ.get("PYTHONPATH", "")])}
     tables = []
-    for out, prefix in (("two", launch), ("one", [])):
-        command = [sys.executable, "-m", *prefix, "optcov", "table", "fid", *options, "--out", tmp_path / out, "--json"]
+    for out, program in (("two", LAUNCH), ("one", [sys.executable])):
+        command = [*program, "-m", "optcov", "table", "fid", *options, "--out", tmp_path / out, "--json"]
         done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
         tables.append(json.loads(done.stdout)["sections"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from optcov.networks import HeadedNetwork
 from optcov.training import Batches, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads, train_heads
 from reliability_runs import arguments, results
 from test_training import images, same, tiny_network, weights
+from two_processes import ENVIRONMENT, LAUNCH
 
 ACCUMULATION, PRECISION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_MIXED_PRECISION"
 Set = Callable[..., None]
@@ -230,11 +230,10 @@ def test_two_processes_with_two_parts_each_train_as_one_without(inputs, tmp_path
     """The loss curve of 40 steps agrees to 1e-3, in bf16 to 2%."""
     one, two = inputs.prepare(tmp_path / "one"), inputs.prepare(tmp_path / "two")
     command = ["optcov", *arguments("train"), "--steps", "40", "--batch-size", "8"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launch = "accelerate.commands.launch --num_processes 2 --cpu --gradient_accumulation_steps 2 --mixed_precision"
-    for where, program in ((one, ["-m", *command]), (two, ["-m", *launch.split(), precision, "-m", *command])):
+    launch = [*LAUNCH, "--gradient_accumulation_steps", "2", "--mixed_precision", precision]
+    for where, program in ((one, [sys.executable]), (two, launch)):
         ended = subprocess.run(
-            [sys.executable, *program], cwd=where, env=environment, capture_output=True, text=True, timeout=900
+            [*program, "-m", *command], cwd=where, env=ENVIRONMENT, capture_output=True, text=True, timeout=900
         )
         assert ended.returncode == 0, ended.stderr
     curves = [losses(where / "out" / "run") for where in (one, two)]
