@@ -58,6 +58,10 @@ def run_benchmarks(names: Sequence[str], size: BenchSize, memory: bool = True) -
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise ValueError(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(BENCHMARKS)}")
+    return _results(names, size, memory)
+
+
+def _results(names: Sequence[str], size: BenchSize, memory: bool) -> Iterator[BenchResult]:
     for name in names:
         contest = BENCHMARKS[name](size)
         found = interleaved({"ours": contest.ours, "theirs": contest.theirs}, size.rounds)

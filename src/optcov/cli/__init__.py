@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -39,6 +40,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
 }
 COMMANDS = [name for commands in TASKS.values() for name in commands]
 SUMMARY = "The optimal covariance of the reverse steps of a diffusion model you have."
+UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer keeps in different places
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
@@ -93,10 +95,19 @@ def main() -> None:
     OPTCOV_TRACEBACK=1 shows where an error came from.
     """
     try:
-        app()
-    except (ValueError, OSError) as error:
+        code = app(standalone_mode=False)
+    except (ValueError, OSError, UsageError) as error:
         if os.environ.get("OPTCOV_TRACEBACK"):
             raise
         from optcov.cli.console import fail
 
-        fail(str(error))
+        fail(_sentence(error) if isinstance(error, UsageError) else str(error))
+    except typer.Abort:
+        code = 130  # what shells say for Ctrl-C
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _sentence(error: Any) -> str:
+    """What is wrong with the words of a command, and where the right ones are."""
+    command = [word for word in sys.argv[1:2] if word in COMMANDS]
+    return f"{error.format_message().rstrip('.')}; {' '.join(['optcov', *command, '--help'])} tells what there is"

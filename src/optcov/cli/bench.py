@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import finish, print_json, print_table, track
+from optcov.cli.console import announce, finish, print_json, print_table
+from optcov.cli.progress import track
 
 
 def command(
@@ -24,7 +25,9 @@ def command(
 
     chosen = names or list(BENCHMARKS)
     size = BenchSize(rounds=rounds, batch=batch_size)
-    results = list(track(run_benchmarks(chosen, size, memory), len(chosen), "benchmarks", "benchmarks"))
+    work = run_benchmarks(chosen, size, memory)
+    announce(f"measures {', '.join(chosen)}: {rounds} rounds in turns with batches of {batch_size}, and writes {out}")
+    results = list(track(work, len(chosen), "benchmarks", "benchmarks"))
     content = {"results": [result.to_json() for result in results], "rounds": rounds, "batch": batch_size, **machine()}
     storage.write_json(out, content)
     if json:
@@ -44,4 +47,4 @@ def command(
             for result in results
         ],
     )
-    finish(out)
+    finish(out, "optcov", "table", "cost")

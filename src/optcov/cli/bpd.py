@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import finish, print_json, print_table, resumable
+from optcov.cli.options import numbers
 from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def command(
     from optcov import storage
     from optcov.likelihood import likelihood_table, pool_repeats
 
-    lengths = _numbers(steps)
+    lengths = _lengths(steps)
     runs: list[list[LikelihoodRow]] = []
     first = PartialState().is_main_process
     # one lock for the run; its other processes write the states of their own sweeps alone
@@ -64,7 +65,8 @@ def command(
         print_json(result)
         return
     _print(rows, f"{bundle} on {data}: bits/dim, last variance {last_variance}, cdf {cdf}")
-    finish(out / "table.json", f"optcov trajectory {bundle} {data}")
+    more = ["trajectory", bundle, data] if Path(bundle).is_dir() else ["table", "bpd", "--bundle", bundle]
+    finish(out / "table.json", "optcov", *more)
 
 
 def _plot(rows: list[LikelihoodRow], out: Path) -> None:
@@ -87,11 +89,8 @@ def _print(rows: list[LikelihoodRow], title: str) -> None:
     )
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a list of whole numbers such as 10,25,50") from error
-    if min(numbers) < 2:
-        raise ValueError(f"K = {min(numbers)} is too few steps for an even trajectory; --steps takes numbers from 2")
-    return numbers
+def _lengths(text: str) -> list[int]:
+    found = numbers(text, "--steps", "10,25,50")
+    if min(found) < 2:
+        raise ValueError(f"K = {min(found)} is too few steps for an even trajectory; --steps takes numbers from 2")
+    return found

@@ -6,14 +6,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
@@ -21,32 +20,6 @@ INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 
 output = Console(quiet=not FIRST)
 errors = Console(stderr=True, quiet=not FIRST)
-
-Item = TypeVar("Item")
-
-
-def track(
-    items: Iterable[Item], total: int, what: str, unit: str = "steps", size: Callable[[Item], int] = lambda _: 1
-) -> Iterator[Item]:
-    """Pass items on, with a bar that shows how many units are done, the rate and the time left.
-
-    size: how many units an item stands for.
-    """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=errors) as progress:
-        task = progress.add_task(what, total=total, rate="")
-        for item in items:
-            progress.advance(task, size(item))
-            state = progress.tasks[0]
-            progress.update(task, rate=f"{state.completed / state.elapsed:.3g} {unit}/s" if state.elapsed else "")
-            yield item
 
 
 @contextmanager
@@ -82,16 +55,19 @@ def print_json(content: Any) -> None:
         print(json.dumps(content, indent=2, allow_nan=False))  # noqa: T201
 
 
-def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table on standard output; the first column is text, the others are numbers."""
+def print_table(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[object]], console: Console | None = None
+) -> None:
+    """Print a table, on standard output unless told; the first column is text, the others are numbers."""
+    where = console or output
     table = Table(title=title, title_justify="left")
     for number, name in enumerate(header):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*[str(cell) for cell in row])
     # a number that is cut off is worse than a long line, and a console prints no wider than it is
-    needed = output.measure(table, options=output.options.update(width=10_000)).maximum
-    Console(width=max(output.width, needed), quiet=output.quiet).print(table)
+    needed = where.measure(table, options=where.options.update(width=10_000)).maximum
+    Console(width=max(where.width, needed), quiet=where.quiet, stderr=where.stderr).print(table)
 
 
 def announce(what: str) -> None:
@@ -99,8 +75,12 @@ def announce(what: str) -> None:
     errors.print(what, markup=False, highlight=False, soft_wrap=True)
 
 
-def finish(path: Path, next_command: str | None = None) -> None:
-    """End a command by where its output is, and what one would sensibly run next."""
+def finish(path: Path, *next_command: str) -> None:
+    """End a command by where its output is, and what one would sensibly run next, word by word."""
     output.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
-    if next_command:
-        output.print(f"next: {next_command}", markup=False, highlight=False, soft_wrap=True)
+    suggest(*next_command)
+
+
+def suggest(*next_command: str) -> None:
+    """Say what one would sensibly run next, such that it can be pasted into a shell."""
+    output.print(f"next: {shlex.join(next_command)}", markup=False, highlight=False, soft_wrap=True)

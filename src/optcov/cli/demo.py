@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, track
+from optcov.cli.console import announce, finish, print_json, print_table
+from optcov.cli.progress import track
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
@@ -27,10 +28,10 @@ STEPS_SCORED = [10, 25]
 
 def command(
     out: Path = typer.Option(Path("out/demo.png"), help="Where to write the picture."),
-    images: int = typer.Option(64, help="Test images scored for the table of bits/dim."),
+    images: int = typer.Option(64, min=2, help="Test images scored for the table of bits/dim."),
     mixture: bool = typer.Option(False, "--mixture", help="Points in the plane instead, where the network is perfect."),
-    steps: int = typer.Option(10, help="Number of reverse steps of --mixture."),
-    points: int = typer.Option(2000, help="Number of points of --mixture."),
+    steps: int = typer.Option(10, min=2, help="Number of reverse steps of --mixture."),
+    points: int = typer.Option(2000, min=2, help="Number of points of --mixture."),
     json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Compare the methods on an embedded model, from the same noise: a picture and a table of bits/dim."""
@@ -56,7 +57,7 @@ def command(
         return
     header = ("method", *(f"{K} steps" for K in STEPS_SCORED))
     print_table(f"bits/dim on {images} test images (lower is better)", header, rows)
-    finish(out, f"optcov sample {MODEL} --method SN-DDIM --steps 10")
+    finish(out, "optcov", "sample", MODEL, "--method", "NPR-DDIM", "--steps", "10")
 
 
 def _scores(model: Bundle, count: int) -> list[tuple[str, ...]]:
@@ -88,6 +89,7 @@ def _mixture(out: Path, steps: int, points: int, json: bool) -> None:
     from optcov.methods import METHODS
     from optcov.report.mixture import draw_mixture, run_mixture
 
+    announce(f"a mixture of Gaussians: {points} points by {len(METHODS)} methods in {steps} steps, as one picture")
     results = list(track(run_mixture(steps, points), len(METHODS) + 1, f"{steps} steps by every method", "methods"))
     draw_mixture(results, steps, out)
     rows = [(r.method, f"{r.evaluations:.0f}", f"{r.distance:.4f}") for r in results]
@@ -96,4 +98,4 @@ def _mixture(out: Path, steps: int, points: int, json: bool) -> None:
         print_json({"picture": str(out), "rows": [dict(zip(keys, row, strict=True)) for row in rows]})
         return
     print_table(f"A mixture of Gaussians in {steps} steps", ("method", "evaluations", "distance to data"), rows)
-    finish(out, "optcov demo --mixture --steps 50")
+    finish(out, "optcov", "demo", "--mixture", "--steps", "50")

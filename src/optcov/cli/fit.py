@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_table, resumable, track
+from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable
+from optcov.cli.options import names
+from optcov.cli.progress import track, watch_passes
 from optcov.cli.train import show
 
 if TYPE_CHECKING:
@@ -56,12 +58,14 @@ def command(
     flip: bool = typer.Option(True, help="Mirror images at random."),
     schedule: str = typer.Option("vp_sde", help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine."),
     seed: int = typer.Option(0, help="Seed of times and noise."),
+    json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
     from accelerate import PartialState
 
     from optcov import __version__
     from optcov import data as image_data
+    from optcov.bundle.description import describe
     from optcov.storage import directory_lock
     from optcov.training import Batches, new_heads, time_grid
     from optcov.training.sources import open_predictor
@@ -72,10 +76,9 @@ def command(
     train = image_data.load(data, "train")
     test = image_data.load(data, "test") if calibration_samples else None
     loss = "mse" if paper_exact else "gamma"
-    names = [] if heads == "none" else [name.strip() for name in heads.split(",") if name.strip()]
+    chosen = [] if heads == "none" else names(heads)
     example = _example(bundle, train)
-    chosen_kind = None if kind == "auto" else kind
-    tasks = {} if heads == "none" else new_heads(bundle.network, example, names, chosen_kind, loss, seed)
+    tasks = new_heads(bundle.network, example, chosen, None if kind == "auto" else kind, loss, seed) if chosen else {}
     closed_form = bool(tasks) and kind != "residual"
     grid = time_grid(bundle.network.native_schedule, times or None)
     _check_measurement(len(grid), measure_images, closed_form)
@@ -87,7 +90,7 @@ def command(
     settings |= {"half": half, "calibration_samples": calibration_samples}
     state, work = PartialState(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
     announce(
-        f"fits {', '.join(names) or 'no heads'} of {bundle.name} on images of {train.name}, measures "
+        f"fits {', '.join(chosen) or 'no heads'} of {bundle.name} on images of {train.name}, measures "
         f"{f'{measure_images} images at {len(grid)} times' if measure_images else 'nothing more'}, and writes {out}"
     )
     with resumable(work), directory_lock(work) if state.is_main_process else nullcontext():
@@ -99,7 +102,7 @@ def command(
             settings |= _train(bundle, tasks, batches, work, loss, paper_exact, settings, score)
         if tasks:
             bundle = bundle.with_heads({name: task.module for name, task in tasks.items()}, bundle.backbone)
-            bundle = bundle.with_provenance(heads={**settings, "kind": kind, "names": names, "optcov": __version__})
+            bundle = bundle.with_provenance(heads={**settings, "kind": kind, "names": chosen, "optcov": __version__})
         if measure_images:
             bundle = bundle.with_numbers(_measure(bundle, train, grid, measure_images, batch_size, seed, work))
         measured = {"data": train.checksum, "seed": seed, "images": measure_images or images}
@@ -108,7 +111,10 @@ def command(
             bundle = _calibrate(bundle, test, calibration_samples, seed)
         if state.is_main_process:
             bundle.save(out)
-    finish(out, f"optcov sample {out} --method NPR-DDPM --steps 25")
+    if json:
+        print_json(describe(str(out)))
+        return
+    finish(out, "optcov", "sample", str(out), "--method", "NPR-DDPM" if "npr" in bundle.heads else "A-DDPM")
 
 
 def _check_measurement(times: int, images: int, closed_form: bool) -> None:
@@ -158,12 +164,10 @@ def _fit(
 
     from optcov.training import fit_closed_form
 
-    with torch.no_grad():
-        fit = fit_closed_form(
-            bundle.network, tasks, batches, settings["images"], loss, settings["time_weighted"], _note_passes()
-        )
+    with torch.no_grad(), watch_passes("heads") as note:
+        fit = fit_closed_form(bundle.network, tasks, batches, settings["images"], loss, settings["time_weighted"], note)
     rows = [(name, len(r.losses), r.losses[-1], r.converged) for name, r in fit.reports.items()]
-    print_table("closed-form fit", ("head", "passes", "loss per pixel", "converged"), rows)
+    print_table("closed-form fit", ("head", "passes", "loss per pixel", "converged"), rows, errors)
     return fit.numbers
 
 
@@ -218,7 +222,8 @@ def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundl
     record = {}
     for name in ("npr", "sn"):
         if name in bundle.network.heads:
-            result = calibrate(bundle.network, test, name, samples, seed=seed + 1)
+            with watch_passes(f"calibration of {name}") as note:
+                result = calibrate(bundle.network, test, name, samples, seed=seed + 1, progress=note)
             record[name] = result.to_json()
             rows = [
                 (f"{low:.3g}..{high:.3g}", f"{ratio:.3f}", f"{error:.3f}")
@@ -226,17 +231,7 @@ def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundl
                     result.edges[:-1], result.edges[1:], result.ratio, result.error, strict=True
                 )
             ]
-            print_table(f"calibration of {name} on held-out images", ("t", "predicted / measured", "error"), rows)
+            print_table(
+                f"calibration of {name} on held-out images", ("t", "predicted / measured", "error"), rows, errors
+            )
     return bundle.with_provenance(calibration=record)
-
-
-def _note_passes() -> Any:
-    passes = 0
-
-    def note(done: int, total: int) -> None:
-        nonlocal passes
-        if done == total:
-            passes += 1
-            errors.print(f"pass {passes} over {total} batches", highlight=False)
-
-    return note

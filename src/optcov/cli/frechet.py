@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import finish, print_json, print_table
+from optcov.cli.console import announce, finish, print_json, print_table, suggest
+from optcov.cli.progress import track
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
 
 
 def command(
@@ -22,36 +29,46 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Measure the Frechet distance of two sets of images, with its standard error and its limit of many samples."""
-    from torch import Tensor
+    import torch
 
     from optcov.metrics import (
         FeatureStatistics,
         MetricError,
-        features_of,
         find_extractor,
         kernel_distance,
         measure_frechet,
     )
-    from optcov.metrics.sources import Drawing
+    from optcov.metrics.sources import Drawing, open_source, split_method
 
     extractor = find_extractor(features)
     drawing = Drawing(samples, steps, seed)
-    one, other = (features_of(source, extractor, drawing) for source in (first, second))
+
+    def watch(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        return track(batches, samples, "drawing", "images", len)
+
+    opened = [open_source(source, drawing, watch) for source in (first, second)]
+    drawn = [source for source in (first, second) if split_method(source)[1]]
+    effort = f", {samples} images of {' and '.join(drawn)} in {steps} steps" if drawn else ""
+    announce(f"measures {extractor.distance} between {first} and {second}{effort}")
+    one, other = (features(extractor) for features in opened)
     distance = measure_frechet(one, other)
     measured = {name: value for name, value in asdict(distance).items() if name != "replicates"}
     result = {"distance": extractor.distance, "first": first, "second": second, **measured}
     if kernel:
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
             raise MetricError("a kernel distance needs images on both sides, not statistics")
         result["kernel"] = asdict(kernel_distance(one, other))
-    if as_json:
-        print_json(result)
-    else:
-        _print(extractor.distance, result)
     if save_first is not None:
         (one if isinstance(one, FeatureStatistics) else FeatureStatistics.of(one)).save(save_first)
-        if not as_json:
-            finish(save_first)
+    if as_json:
+        print_json(result)
+        return
+    _print(extractor.distance, result)
+    more = ["optcov", "table", "fid", "--bundle", split_method(drawn[0])[0] if drawn else "fashion"]
+    if save_first is None:
+        suggest(*more)
+    else:
+        finish(save_first, *more)
 
 
 def _print(name: str, result: dict[str, object]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import finish, print_table
+from optcov.cli.console import announce, finish, print_json, print_table
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
@@ -30,34 +29,40 @@ def command(
     sn: Path | None = typer.Option(None, help="Another file of the same network, with the SN head."),
     gamma: Path | None = typer.Option(None, help="The authors' Gamma file, for Analytic-DPM."),
     image_size: int | None = typer.Option(None, help="Height and width, if the keys do not tell.", min=1),
+    json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Import a pretrained network, with its heads and the paper's settings."""
     from rich.markup import escape
 
+    from optcov.bundle import Bundle
+    from optcov.bundle.description import describe
     from optcov.bundle.imported import bundle_of
     from optcov.checkpoints import import_model
     from optcov.checkpoints.errors import printable
 
     if printable(str(out)) != str(out):
         raise ValueError(f"--out {printable(str(out))} has characters that weights cannot be read under; rename it")
+    Bundle.check_target(out)
     model = import_model(file, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
+    announce(f"{printable(model.source)} can be imported: writes it as a bundle to {out}")
     bundle = bundle_of(model)
     bundle.save(out)
     weights = sum(parameter.numel() for parameter in bundle.unet.parameters())
-    print_table(
-        "imported",
-        ("", "found"),
-        [
-            ("network", escape(printable(model.source))),
-            ("weights", f"{weights:,}"),
-            ("images", "x".join(map(str, model.image_shape))),
-            ("schedule", repr(model.schedule)),
-            ("time argument", f"(t - {model.time_argument.shift:g}) * {model.time_argument.scale:g}"),
-            ("heads", ", ".join([*model.heads, *["range"] * model.learned_range]) or "none"),
-            ("Gamma", "yes" if model.mean_square_noise is not None else "no"),
-        ],
-    )
-    finish(out, f"optcov sample {shlex.quote(str(out))} --method {_suggestion(bundle)!r} --steps 25")
+    found = {
+        "network": printable(model.source),
+        "weights": f"{weights:,}",
+        "images": "x".join(map(str, model.image_shape)),
+        "schedule": repr(model.schedule),
+        "predicts": model.parameterisation,
+        "time argument": f"(t - {model.time_argument.shift:g}) * {model.time_argument.scale:g}",
+        "heads": ", ".join([*model.heads, *["range"] * model.learned_range]) or "none",
+        "Gamma": "yes" if model.mean_square_noise is not None else "no",
+    }
+    if json:
+        print_json(describe(str(out)))
+        return
+    print_table("imported", ("", "found"), [(name, escape(text)) for name, text in found.items()])
+    finish(out, "optcov", "sample", str(out), "--method", _suggestion(bundle), "--steps", "25")
 
 
 def _suggestion(bundle: Bundle) -> str:

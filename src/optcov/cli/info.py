@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from optcov.cli.console import output, print_json
+from optcov.cli.console import output, print_json, suggest
 
 LABEL = 13  # width of the column of names
 STAGES = {"stage1": "trained by", "heads": "fitted by"}  # sections of the history in words
@@ -35,7 +35,7 @@ def command(
     for label, text in lines(content):
         table.add_row(Text(printable(label), style="bold"), Text(printable(text)))
     output.print(table)
-    output.print(f"next: optcov sample {bundle} --compare", markup=False, highlight=False, soft_wrap=True)
+    suggest("optcov", "sample", bundle, "--compare")
 
 
 def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import command_line, finish, track
+from optcov.cli.console import announce, command_line, finish, print_json
+from optcov.cli.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ def command(
     title: str = typer.Option("", help="Heading of the page."),
     quick: bool = typer.Option(False, "--quick", help="Draw less of the bundle."),
     seed: int = typer.Option(0, help="Seed of what is drawn of the bundle."),
+    json: bool = typer.Option(False, "--json", help="Print what the page has as JSON."),
 ) -> None:
     """Put tables, plots, samples, variance maps and calibration on one self-contained HTML page."""
     from optcov import bundle as bundles
@@ -43,9 +45,10 @@ def command(
     if not tables and bundle is None:
         raise ValueError("there is nothing to report; give directories of tables, or --bundle, or both")
     results = read_tables(tables or [])
+    model = None if bundle is None else bundles.load(bundle)
+    announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
     sections = list(table_sections(results))
-    if bundle is not None:
-        model = bundles.load(bundle)
+    if model is not None:
         parts = bundle_sections(model, _images(data, model.name), QUICK if quick else ReportSize(), seed)
         sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
         if figures:
@@ -53,7 +56,10 @@ def command(
     sections.append(provenance_section(results, {"command": command_line(), **machine()}))
     heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
     write_page(out, heading, sections)
-    finish(out)
+    if json:
+        print_json({"page": str(out), "sections": [section.title for section in sections]})
+        return
+    finish(out, "python", "-m", "webbrowser", str(out))
 
 
 def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSection]:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, resumable, track
+from optcov.cli.console import announce, errors, finish, print_json, resumable
+from optcov.cli.options import numbers
+from optcov.cli.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 COMPARED = "DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
+TOO_MANY = 0.2  # share of negative variances from which on taking them as 0 adds more than a tenth (docs/faq.md)
 
 
 def command(
@@ -65,14 +68,13 @@ def command(
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
     if compare:
-        chosen = out or _default(model, "compare.png")
-        picture = chosen if chosen.suffix == ".png" else chosen / "compare.png"
-        announce(f"{model.name}: {methods} in {steps_list} steps from the same noise, as one picture")
-        _compare(model, picture, methods.split(";"), _numbers(steps_list), min(n, IN_PICTURE), seed)
+        columns = numbers(steps_list, "--compare-steps", "5,10,25")
+        rows = [name.strip() for name in methods.split(";")]
+        picture = _compare(model, out or _default(model, "compare.png"), rows, columns, min(n, IN_PICTURE), seed)
         if json:
-            print_json({"picture": str(picture), "methods": methods.split(";"), "steps": _numbers(steps_list)})
+            print_json({"picture": str(picture), "methods": rows, "steps": columns})
         else:
-            finish(picture, f"optcov sample {bundle} --variance-map")
+            finish(picture, "optcov", "sample", bundle, "--variance-map")
         return
     sampler = bundles.Sampler(
         model,
@@ -100,10 +102,8 @@ def command(
     if json:
         print_json(done)
         return
-    _tell(done)
-    if variance_map:
-        finish(out / "variance.png")
-    finish(out / "grid.png", f"optcov sample {bundle} --compare")
+    _tell(done, sampler)
+    finish(out / ("variance.png" if variance_map else "grid.png"), "optcov", "sample", bundle, "--compare")
 
 
 def _default(model: Bundle, *words: str) -> Path:
@@ -161,29 +161,28 @@ def _sample(
     }
 
 
-def _tell(done: dict[str, Any]) -> None:
+def _tell(done: dict[str, Any], sampler: Sampler) -> None:
     clamped = done["clamped"]
     if clamped and clamped["below"]:
         share = clamped["below"] / clamped["of"]
-        errors.print(f"{share:.2%} of the estimated variances were negative and taken as 0", highlight=False)
+        advice = f"; {TOO_MANY:.0%} or more add much noise, prefer NPR to {sampler.method.name}"
+        negative = f"{share:.2%} of the estimated variances were negative and taken as 0"
+        errors.print(f"{negative}{advice if share >= TOO_MANY else ''}", highlight=False, soft_wrap=True)
     drawn, evaluations = done["drawn"], done["evaluations"]
     cost = "" if evaluations is None else f", {evaluations:.4g} network evaluations each"
     errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)
 
 
-def _compare(model: Bundle, path: Path, methods: list[str], steps: list[int], count: int, seed: int) -> None:
+def _compare(model: Bundle, out: Path, methods: list[str], steps: list[int], count: int, seed: int) -> Path:
     from optcov.report.comparison import compare, draw_comparison
 
+    picture = out if out.suffix == ".png" else out / "compare.png"
     cells = compare(model, methods, steps, count, seed)
+    effort = f"{', '.join(map(str, steps))} steps from the same noise"
+    announce(f"{model.name}: {'; '.join(methods)} in {effort}, as one picture to {picture}")
     tracked = track(cells, len(methods) * len(steps), "methods and steps", "cells")
-    draw_comparison(list(tracked), path, f"{model.name}: the same noise by every method")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a list of whole numbers such as 5,10,25") from error
+    draw_comparison(list(tracked), picture, f"{model.name}: the same noise by every method")
+    return picture
 
 
 def _variance_map(sampler: Sampler, path: Path, count: int) -> None:

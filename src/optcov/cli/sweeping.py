@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optcov.cli.console import announce, errors, track
+from optcov.cli.console import announce, errors
+from optcov.cli.options import names
+from optcov.cli.progress import fresh, track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optcov.bundle import Bundle
     from optcov.estimators import PerTime
-    from optcov.likelihood import CostTable, SweepProgress
+    from optcov.likelihood import CostTable
     from optcov.schedule import Schedule
 
 
@@ -66,7 +68,7 @@ def run_sweep(
     process = ReverseProcess(
         model.network.to(state.device), ForwardProcess(model.schedule, options.eta), "beta_tilde", model.data_range
     )
-    designs = [name.strip() for name in options.designs.split(",")] if options.designs else None
+    designs = names(options.designs) or None
     mean_square_noise, mean_square_residual = _numbers_per_time(options, designs, model, numbers_from)
     sweep = Sweep(
         process,
@@ -89,7 +91,8 @@ def run_sweep(
         if left_out:
             announce(f"K = {', '.join(map(str, left_out))} left out: there are only {len(sweep.grid)} times")
     announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
-    _drain(sweep, f"{split} images")
+    for _ in track(sweep, len(sweep), f"{split} images", "batches", fresh(lambda progress: progress.done)):
+        pass
     return gather(sweep.table, state.num_processes)
 
 
@@ -128,18 +131,3 @@ def some_times(schedule: Schedule, count: int) -> list[float] | None:
     if count == 1:
         raise ValueError("--times 1 leaves no step between two times; take at least 2, or 0 for all times")
     return list(Trajectory.even(schedule, count).times) if count else None
-
-
-def _drain(sweep: object, what: str) -> None:
-    from optcov.likelihood import Sweep
-
-    assert isinstance(sweep, Sweep)
-    before = 0
-
-    def fresh(progress: SweepProgress) -> int:
-        nonlocal before
-        step, before = progress.done - before, progress.done
-        return step
-
-    for _ in track(sweep, len(sweep), what, "batches", fresh):
-        pass

@@ -6,14 +6,20 @@ Under `accelerate launch -m optcov table ...`, or in several commands with one -
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import command_line, errors, finish, output, print_json, print_table, resumable, track
+from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
+from optcov.cli.options import names, numbers
+from optcov.cli.progress import fresh, track
 
 if TYPE_CHECKING:
-    from optcov.tables import Progress, TableResult, TableRun
+    import torch
+
+    from optcov.bundle import Bundle
+    from optcov.metrics import Extractor
+    from optcov.tables import Size, TableImages, TableResult, TableRun
 
 NAMES = "fid, timesteps, bpd, cost, iddpm, repeats, normalised or peers"
 
@@ -46,46 +52,35 @@ def command(
 
     from accelerate import PartialState
 
-    from optcov import bundle as bundles
-    from optcov.metrics import find_extractor
-    from optcov.tables import SIZES, TABLES, Evaluation, TableImages, table_run, write_table
+    from optcov.tables import TABLES, Evaluation, table_run, write_table
     from optcov.tables.published import check_setting
-    from optcov.tables.runs import WITHOUT_SAMPLES, made_by
+    from optcov.tables.runs import made_by
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
-    if quick and full:
-        raise ValueError("--quick and --full exclude each other; leave both out for the middle size")
-    size = SIZES["quick" if quick else "full" if full else "middle"]
-    size = replace(
-        size,
-        samples=samples or size.samples,
-        images=images or size.images,
-        train_images=train_images or size.train_images,
-        times=times or size.times,
-    )
     state = PartialState()
-    first = state.is_main_process
-    model = bundles.load(bundle)
-    model.network.to(state.device)
-    default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
+    model, table_images, extractor = _subject(name, bundle, data, features, state.device)
     evaluation = Evaluation(
         model,
-        TableImages.load(data, model.name),
-        None if name in WITHOUT_SAMPLES else find_extractor(features or default),
-        size,
-        schedules=[part.strip() for part in schedules.split(",")] if schedules else None,
+        table_images,
+        extractor,
+        _size(quick, full, samples=samples, images=images, train_images=train_images, times=times),
+        schedules=names(schedules) or None,
         reference=reference,
         paper=None if paper is None else check_setting(paper),
         methods=method or None,
-        steps=_numbers(steps) or None,
+        steps=numbers(steps, "--steps", "5,10,25") if steps else None,
         seed=seed,
         batch_size=batch_size,
     )
     run = table_run(name, evaluation, out, optimal=optimal, target=target)
+    announce(
+        f"table {name} of {model.name} on {table_images.name}, {evaluation.size.name} size, schedules "
+        f"{', '.join(evaluation.schedules)}: {run.total:,.0f} network evaluations but those kept in {out}"
+    )
     with resumable(out):
-        _drain(run, name, quiet=not first)
-    if not first:
+        _drain(run, name, quiet=not state.is_main_process)
+    if not state.is_main_process:
         return
     result = replace(run.table, made_by=made_by(command_line(), evaluation))
     paths = write_table(result, out)
@@ -93,7 +88,37 @@ def command(
         print_json(result.to_json())
         return
     show(result)
-    finish(paths[0], f"optcov report {out} --bundle {bundle}")
+    images_used = ["--data", data] if data else []
+    finish(paths[0], "optcov", "report", str(out), "--bundle", bundle, *images_used)
+
+
+def _subject(
+    table: str, bundle: str, data: str | None, features: str, device: torch.device
+) -> tuple[Bundle, TableImages, Extractor | None]:
+    """What is measured, on what images, by which features; those of clothes serve images of their shape."""
+    from optcov import bundle as bundles
+    from optcov.metrics import find_extractor
+    from optcov.tables import TableImages
+    from optcov.tables.runs import WITHOUT_SAMPLES
+
+    model = bundles.load(bundle)
+    model.network.to(device)
+    default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
+    extractor = None if table in WITHOUT_SAMPLES else find_extractor(features or default)
+    return model, TableImages.load(data, model.name), extractor
+
+
+def _size(quick: bool, full: bool, **changes: int | None) -> Size:
+    """One of the three sizes, with what was asked for in its place."""
+    from dataclasses import replace
+
+    from optcov.tables import SIZES
+
+    if quick and full:
+        raise ValueError("--quick and --full exclude each other; leave both out for the middle size")
+    chosen = SIZES["quick" if quick else "full" if full else "middle"]
+    wanted: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    return replace(chosen, **wanted)
 
 
 def show(result: TableResult) -> None:
@@ -115,15 +140,8 @@ def _drain(run: TableRun[TableResult], name: str, quiet: bool) -> None:
         for _ in run:
             pass
         return
-    before = 0.0
-
-    def fresh(progress: Progress) -> int:
-        nonlocal before
-        step, before = progress.done - before, progress.done
-        return round(step)
-
     label = ""
-    for progress in track(run, round(run.total), f"table {name}", "evaluations", fresh):
+    for progress in track(run, round(run.total), f"table {name}", "evaluations", fresh(lambda p: p.done)):
         if progress.label != label:
             label = progress.label
             errors.print(label, highlight=False)
@@ -131,10 +149,3 @@ def _drain(run: TableRun[TableResult], name: str, quiet: bool) -> None:
 
 def _bold(text: str, best: bool) -> str:
     return f"[bold]{text}[/bold]" if best else text
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a list of whole numbers such as 5,10,25") from error

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from optcov.cli.console import announce, errors, finish, resumable
+from optcov.cli.console import announce, errors, finish, print_json, resumable
+from optcov.cli.options import names, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,9 +46,11 @@ def command(
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
     score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
+    json: bool = typer.Option(False, "--json", help="Print the run's settings and where its weights are as JSON."),
 ) -> None:
     """Train a noise predictor (stage 1)."""
     from optcov import data as image_data
+    from optcov import storage
     from optcov.training.config import TrainingConfig
     from optcov.training.score import ScoreSettings
     from optcov.training.stage1 import UNetShape, train_noise_predictor
@@ -65,14 +68,19 @@ def command(
         keep=keep,
         keep_every=keep_every,
     )
-    shape = UNetShape(_numbers(channels), layers, attention_levels, groups, head_dim, dropout)
+    shape = UNetShape(
+        tuple(numbers(channels, "--channels", "32,64,96")), layers, attention_levels, groups, head_dim, dropout
+    )
     images = image_data.load(data, split)
     score = ScoreSettings(score_samples, score_steps, features=score_features, seed=seed) if score_samples else None
-    heads = [name.strip() for name in joint_heads.split(",") if name.strip()]
+    heads = names(joint_heads)
     announce(f"trains a noise predictor on {len(images)} images of {images.name}, {schedule}, {steps} steps, to {out}")
     with resumable(out):
         show(train_noise_predictor(images, out, config, shape, schedule, flip, score, heads), steps, "stage 1")
-    finish(out / "unet", f"optcov fit {out} {data} --out {out}-bundle")
+    if json:
+        print_json({"unet": str(out / "unet"), "run": storage.read_json(out / "run.json")})
+        return
+    finish(out / "unet", "optcov", "fit", str(out), data, "--out", f"{out}-bundle")
 
 
 def show(records: Iterable[StepRecord], total: int, what: str) -> None:
@@ -91,10 +99,3 @@ def show(records: Iterable[StepRecord], total: int, what: str) -> None:
             if not errors.is_terminal and (record.step % 50 == 0 or record.step == total):
                 left = f"{record.seconds_left / 60:.1f} min left"
                 errors.print(f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"channels {text!r} are not whole numbers separated by commas, such as 32,64,96") from error

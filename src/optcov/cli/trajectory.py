@@ -68,7 +68,9 @@ def command(
         ("K", "bits/dim", "times"),
         [(K, scores[K], _short(best[K].times)) for K in _shown(best)],
     )
-    finish(bundle, f"optcov bpd {bundle} {data}")
+    elsewhere = ["--schedule", schedule] if schedule else []
+    use = ["--method", row.name, "--trajectory", "optimal", "--steps", str(min(10, max(best))), *elsewhere]
+    finish(bundle, "optcov", "sample", str(bundle), *use)
 
 
 def _shown(best: Mapping[int, object]) -> list[int]:

@@ -7,12 +7,13 @@ BUNDLE:METHOD                             images drawn from a bundle, e.g. fashi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
 from optcov import data
@@ -21,6 +22,9 @@ from optcov.data.arrays import read_npz
 from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.statistics import FeatureStatistics, MetricError, statistics_from
+
+Features = Tensor | FeatureStatistics  # (n, d), or what is left of them
+Watch = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # passes batches of images on, such as a progress bar
 
 
 @final
@@ -34,18 +38,31 @@ class Drawing:
     batch: int = 64
 
 
-def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Tensor | FeatureStatistics:
+def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Features:
     """Features (n, d) of a source, or its statistics if it is a file of statistics."""
+    return open_source(source, drawing)(extractor)
+
+
+def open_source(
+    source: str, drawing: Drawing | None = None, watch: Watch = lambda batches: batches
+) -> Callable[[Extractor], Features]:
+    """Read a source, which may be refused, and return what then takes long: its features by an extractor.
+
+    watch: sees the batches that are drawn from a bundle.
+    """
     bundle, method = split_method(source)
     if method is not None:
-        return extractor.features(draw_images(load(bundle), method, drawing or Drawing()))
+        model = load(bundle)
+        model.network.to(PartialState().device)
+        return lambda extractor: extractor.features(draw_images(model, method, drawing or Drawing(), watch))
     if source.endswith(".npz") and Path(source).is_file():
         arrays = read_npz(Path(source))
         if {"mu", "sigma"} <= set(arrays):
-            return statistics_from(arrays, Path(source))
+            statistics = statistics_from(arrays, Path(source))
+            return lambda extractor: statistics
     name, _, split = source.rpartition("#")
     images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")
-    return extractor.features(images)
+    return lambda extractor: extractor.features(images)
 
 
 def split_method(source: str) -> tuple[str, str | None]:
@@ -55,9 +72,9 @@ def split_method(source: str) -> tuple[str, str | None]:
     return (bundle, find_method(method).name) if colon and method.lower() in known else (source, None)
 
 
-def draw_images(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
+def draw_images(bundle: Bundle, method: str, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
     """Images drawn from a bundle along an even trajectory, with the noise cap that goes with the method."""
-    parts = list(draw_batches(bundle, method, drawing))
+    parts = list(watch(draw_batches(bundle, method, drawing)))
     return data.ImageSet(torch.cat(parts), None, f"{bundle.name}:{method}")
 
 

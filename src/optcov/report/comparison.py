@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -34,6 +34,10 @@ def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count:
     for name in methods:
         for K in steps:
             samplers[name, K] = Sampler(bundle, name, K, seed)
+    return _cells(samplers, count)
+
+
+def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[Cell]:
     drawn: dict[str, SolverResult] = {}  # by Gotta Go Fast, which chooses its own steps, the same for every K
     for (name, K), sampler in samplers.items():
         result = drawn.get(name) or sampler.draw(range(count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -48,21 +49,29 @@ def calibrate(
     parts: int = 10,
     batch_size: int = 64,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Compare a head's predictions with its targets on held-out data, at times drawn as in training."""
+    """Compare a head's predictions with its targets on held-out data, at times drawn as in training.
+
+    progress: called with the batches done and the batches to do, after each.
+    """
     if head not in _TARGETS:
         raise TrainingError(f"calibration is defined for the heads {', '.join(_TARGETS)}, not {head!r}")
     network.eval()
     process = ForwardProcess(network.schedule)
     batches = Batches(source, network.schedule, batch_size, seed)
+    device = next(network.parameters()).device
     times, predicted, measured = [], [], []
-    for number in range(1, max(1, round(samples / batch_size)) + 1):
-        batch = batches(number)
+    count = max(1, round(samples / batch_size))
+    for number in range(1, count + 1):
+        batch = batches(number).to(device)
         situation, output = look(network, process, batch)
         prediction = network.predict_from(output, situation.x_t, batch.times)
         times.append(batch.times.double())
-        predicted.append(prediction.head(head).double().flatten(1).mean(1))
-        measured.append(_TARGETS[head](situation).target.double().flatten(1).mean(1))
+        predicted.append(prediction.head(head).flatten(1).mean(1, dtype=torch.float64).cpu())
+        measured.append(_TARGETS[head](situation).target.flatten(1).mean(1, dtype=torch.float64).cpu())
+        if progress is not None:
+            progress(number, count)
     return _pool(torch.cat(times), torch.cat(predicted), torch.cat(measured), network.schedule.final_time, parts)
 
 
