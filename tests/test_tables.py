@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from optcov import storage
+from optcov import Schedule, storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
-from optcov.metrics import Extractor
+from optcov.metrics import Extractor, FeatureStatistics
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
@@ -189,8 +189,43 @@ def test_a_choice_of_bpd_rows_does_not_sweep_again(tmp_path: Path) -> None:
     (section,) = run.table.sections
     assert section.columns == ("K = 5",)
     assert [row.name for row in section.rows if row.group == "OT"] == ["OT isotropic NPR-DDPM", "OT NPR-DDPM"]
-    with pytest.raises(ValueError, match="choose K of at most 8"):
-        drained(table_run("bpd", evaluation(steps=[9]), tmp_path))
+    with pytest.raises(ValueError, match="K = 9 cannot be scored on 8 times"):
+        drained(table_run("bpd", evaluation(steps=[5, 9]), tmp_path))
+
+
+def test_steps_that_a_schedule_lacks_are_refused_if_asked_for_and_dropped_if_usual(tmp_path: Path) -> None:
+    short = small_bundle(Schedule.from_betas([0.3] * 3))
+    assert evaluation(short, schedules=None).distance_steps("own") == [3]  # of 3 and 4
+    for steps, wrong in (([3, 4], 4), ([1], 1), ([-5, 3], -5)):
+        with pytest.raises(ValueError, match=f"K = {wrong} cannot be drawn by the 3 times of own"):
+            table_run("fid", evaluation(short, schedules=None, steps=steps), tmp_path)
+    with pytest.raises(ValueError, match="K = 3 cannot be drawn by the 2 times"):
+        table_run("fid", evaluation(small_bundle(Schedule.from_betas([0.3] * 2)), schedules=None), tmp_path)
+
+
+def test_the_papers_own_networks_are_put_beside_its_numbers(tmp_path: Path) -> None:
+    discrete = small_bundle(Schedule.linear(24))
+    assert evaluation(discrete, schedules=None).paper_setting("own") is None
+    assert evaluation(replace(discrete, name="celeba64"), schedules=None).paper_setting("own") == "CelebA 64x64"
+
+
+def test_a_reference_that_cannot_be_compared_is_refused_before_images_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optcov.tables.evaluation.Sampler.draw", None)
+    for dimension, reason in ((5, "3 and of 5 dimensions"), (3, "no covariance")):
+        path = tmp_path / f"{dimension}.npz"
+        FeatureStatistics(torch.zeros(dimension).double(), -torch.eye(dimension).double(), 9).save(path)
+        with pytest.raises(ValueError, match=reason):
+            drained(table_run("fid", evaluation(reference=str(path)), tmp_path / "out"))
+
+
+def test_another_content_of_the_reference_is_another_cell(tmp_path: Path) -> None:
+    path, keys = tmp_path / "reference.npz", set()
+    for scale in (1.0, 2.0, 2.0):
+        FeatureStatistics(torch.zeros(3).double(), scale * torch.eye(3).double(), 9).save(path)
+        keys.add(evaluation(reference=str(path)).distance_cell("linear", "DDIM", 3).key)
+    assert len(keys) == 2
 
 
 def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
@@ -288,6 +323,22 @@ def test_timesteps_searches_each_method(tmp_path: Path) -> None:
     assert {claim.holds for claim in result.claims} == {None}  # a number of steps has no error to judge it by
 
 
+def test_timesteps_finds_what_fid_has_drawn(fid: tuple[Path, TableResult]) -> None:
+    directory, _ = fid
+    run = table_run("timesteps", evaluation(schedules=("linear",)), directory, target=1e9)
+    assert list(run)[-1].found >= 5  # every method starts at K = 3, which lies there
+    assert [row.entries[0].details["steps"] for row in run.table.sections[0].rows if row.entries[0].value] == [2] * 5
+
+
+def test_timesteps_searches_no_further_than_the_schedule(tmp_path: Path) -> None:
+    short = evaluation(small_bundle(Schedule.from_betas([0.3] * 4)), schedules=None)
+    result = drained(table_run("timesteps", short, tmp_path, target=1e-9))
+    assert {row.entries[0].text for row in result.sections[0].rows} == {"-", "> 4"}
+    for target in (float("nan"), -1.0, 0.0):
+        with pytest.raises(ValueError, match="cannot be reached; give a positive distance"):
+            drained(table_run("timesteps", short, tmp_path, target=target))
+
+
 @pytest.mark.parametrize(
     ("steps", "ratio", "expected"),
     [
@@ -312,6 +363,13 @@ def test_normalised_has_gotta_go_fast_at_its_own_evaluations(fid: tuple[Path, Ta
     fast = result.sections[-1].rows[0].entries[0]
     assert result.sections[-1].columns == (f"NFE = {fast.details['evaluations']:.0f}",)
     assert "Gotta Go Fast 247.79, 116.91" in result.notes[-1]
+
+
+def test_normalised_leaves_out_what_would_not_take_less_time(tmp_path: Path) -> None:
+    result = drained(table_run("normalised", evaluation(schedules=("linear",), steps=[2, 3]), tmp_path))
+    rows = {row.name: [entry.value for entry in row.entries] for row in result.sections[0].rows}
+    assert None not in rows["A-DDPM"]
+    assert rows["NPR-DDPM"][0] is None  # one step would be too few, and two take as long
 
 
 def test_rows_that_need_a_missing_head_say_so(tmp_path: Path) -> None:

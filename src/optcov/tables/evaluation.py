@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle import Bundle, BundleError, Sampler
+from optcov.checkpoints import SOURCES
 from optcov.data import ImageSet, to_8bit
 from optcov.methods import METHODS, PEER_METHODS, find_method
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
@@ -28,6 +29,7 @@ from optcov.tables.sizes import Size
 from optcov.trajectory import Trajectory
 
 OWN = "own"  # the schedule that a bundle was trained on
+LEAST_STEPS, MOST_STEPS = 2, 1000  # of a trajectory; the most in continuous time, whose even times are thousandths
 EXACT_REFERENCE = 5000  # images from which on the reference counts as exact rather than being resampled
 SAVE_EVERY = 30.0  # seconds between saves of a cell that is being computed
 
@@ -86,8 +88,9 @@ class Evaluation:
         return [name for name in self.schedules if self.on(name).schedule.steps is not None]
 
     def paper_setting(self, schedule: str) -> str | None:
-        """The paper's setting that a schedule's numbers are put beside."""
-        return self._paper if self._paper is not None else SETTING_OF_SCHEDULE.get(schedule)
+        """The paper's setting that a schedule's numbers are put beside; that of its own networks by their name."""
+        own = SOURCES.get(self.bundle.name) if schedule == OWN else None
+        return self._paper or (own.title if own else SETTING_OF_SCHEDULE.get(schedule))
 
     def wants(self, method: str) -> bool:
         """Whether a row was asked for; all were if none was named."""
@@ -95,14 +98,19 @@ class Evaluation:
 
     def distance_steps(self, schedule: str) -> list[int]:
         """Numbers of steps K of the tables of distances that a schedule allows."""
-        limit = self.on(schedule).schedule.steps
-        return [K for K in self._steps or self.size.steps if limit is None or limit >= K]
+        limit = self.on(schedule).schedule.steps or MOST_STEPS
+        return self._fitting(self.size.steps, limit, f"drawn by the {limit} times of {schedule}")
 
     def likelihood_steps(self, times: int) -> list[int]:
         """Numbers of steps K to show of a sweep over so many times."""
-        shown = [K for K in self._steps or self.size.likelihood_steps if times >= K]
-        if not shown:
-            raise ValueError(f"no K of {self._steps} can be scored on {times} times; choose K of at most {times}")
+        return self._fitting(self.size.likelihood_steps, times, f"scored on {times} times")
+
+    def _fitting(self, usual: Sequence[int], limit: int, what: str) -> list[int]:
+        """The usual K that fit, or those that were asked for, which all must."""
+        shown = self._steps or [K for K in usual if limit >= K]
+        wrong = [K for K in shown or usual if not LEAST_STEPS <= K <= limit]
+        if wrong:
+            raise ValueError(f"K = {wrong[0]} cannot be {what}; choose K of at least {LEAST_STEPS} and at most {limit}")
         return shown
 
     def missing(self, schedule: str, method: str) -> str | None:
@@ -204,9 +212,13 @@ class Evaluation:
     def reference(self) -> Tensor | FeatureStatistics:
         """Features of the reference images, or statistics where they are many or all there is."""
         if self._reference_source is not None:
-            return features_of(self._reference_source, self.extractor)
-        features = self.extractor.features(self._reference_images)
-        return FeatureStatistics.of(features) if len(features) >= EXACT_REFERENCE else features
+            found = features_of(self._reference_source, self.extractor)
+        else:
+            found = self.extractor.features(self._reference_images)
+            found = FeatureStatistics.of(found) if len(found) >= EXACT_REFERENCE else found
+        one = self.extractor.features(self.images.test.select(slice(0, 1)))
+        measure_frechet(one.expand(4, -1), found, groups=2)  # refuses what cannot be compared before images are drawn
+        return found
 
     @property
     def _reference_images(self) -> ImageSet:
@@ -225,11 +237,15 @@ class Evaluation:
 
     @cached_property
     def _reference_identity(self) -> str:
-        return self._reference_source or self._reference_images.checksum
+        if self._reference_source is None:
+            return self._reference_images.checksum
+        file = Path(self._reference_source.partition("#")[0])
+        content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        return f"{self._reference_source} {content}".rstrip()
 
     def _distance(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
         wanted, path = int(cell.settings["samples"]), scratch.with_suffix(".safetensors")
-        sampler = self._sampler(cell.settings)
+        sampler, reference = self._sampler(cell.settings), self.reference
         parts: dict[str, list[Tensor]] = {"features": [], "evaluations": []}
         if path.exists():
             parts = {name: [tensor] for name, tensor in read_tensors(path)[0].items()}
@@ -245,7 +261,7 @@ class Evaluation:
                 write_tensors(path, {name: torch.cat(tensors) for name, tensors in parts.items()})
                 saved = time.monotonic()
             yield done / wanted
-        distance = measure_frechet(torch.cat(parts["features"]), self.reference)
+        distance = measure_frechet(torch.cat(parts["features"]), reference)
         return {
             "name": self.extractor.distance,
             "value": distance.value,

@@ -9,7 +9,7 @@ from optcov.tables.cells import Plan, Result, gather, one
 from optcov.tables.claims import lower_in_all
 from optcov.tables.cost import cost_ratio
 from optcov.tables.distances import distance_entry, notes
-from optcov.tables.evaluation import Evaluation
+from optcov.tables.evaluation import LEAST_STEPS, MOST_STEPS, Evaluation
 from optcov.tables.published import published
 from optcov.tables.result import Claim, Entry, Row, Section, TableResult
 
@@ -22,7 +22,6 @@ SEARCHED = {  # row of tab:timesteps -> method, and the head whose time it pays
     "SN-DPM": ("SN-DDIM", "sn"),
 }
 BY_DDPM = ("LSUN Bedroom",)  # where the paper's methods of tab:timesteps reverse DDPM's forward process, not DDIM's
-LEAST_STEPS = 2
 
 
 def normalised_steps(steps: float, ratio: float) -> int:
@@ -65,10 +64,13 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
 
     The paper's target, a FID of 6, is what Analytic-DPM reaches in 25 steps on CIFAR10.
     """
-    size, schedule = evaluation.size, (evaluation.discrete_schedules or evaluation.schedules)[0]
+    if target is not None and not 0 < target < math.inf:
+        raise ValueError(f"a target of {target} cannot be reached; give a positive distance")
+    schedule = (evaluation.discrete_schedules or evaluation.schedules)[0]
+    start, limit = _search_range(evaluation, schedule)
     cost = yield from one(evaluation.cost_cell())
     if target is None:
-        reached = yield from one(evaluation.distance_cell(schedule, "A-DDIM", size.target_steps))
+        reached = yield from one(evaluation.distance_cell(schedule, "A-DDIM", start))
         target = distance_entry(reached).value
         assert target is not None
     setting = evaluation.paper_setting(schedule)
@@ -81,7 +83,7 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
             rows.append(Row(name, (Entry(text="-", paper_text=theirs),)))
             continue
         found = yield from _search(evaluation, schedule, method, target)
-        rows.append(Row(name, (_steps_entry(found, cost_ratio(cost, head), size.search_limit, theirs),)))
+        rows.append(Row(name, (_steps_entry(found, cost_ratio(cost, head), limit, theirs),)))
     name = evaluation.extractor.distance
     section = Section(schedule, (f"steps to {name} {target:.2f}",), tuple(rows), setting).with_best()
     claims = _fewer_steps(section)
@@ -91,7 +93,7 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
 
 
 def _search(evaluation: Evaluation, schedule: str, method: str, target: float) -> Plan[tuple[int, Result] | None]:
-    search = search_steps(evaluation.size.target_steps, evaluation.size.search_limit)
+    search = search_steps(*_search_range(evaluation, schedule))
     results: dict[int, Result] = {}
     try:
         K = next(search)
@@ -102,6 +104,12 @@ def _search(evaluation: Evaluation, schedule: str, method: str, target: float) -
             K = search.send(value <= target)
     except StopIteration as stop:
         return None if stop.value is None else (stop.value, results[stop.value])
+
+
+def _search_range(evaluation: Evaluation, schedule: str) -> tuple[int, int]:
+    """Where the search starts, and the most steps it tries: those of the size, or all that the schedule has."""
+    limit = min(evaluation.size.search_limit, evaluation.on(schedule).schedule.steps or MOST_STEPS)
+    return min(evaluation.size.target_steps, limit), limit
 
 
 def _steps_entry(found: tuple[int, Result] | None, ratio: float, limit: int, paper: str | None) -> Entry:
@@ -186,16 +194,18 @@ def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float])
     for method, ratio in methods.items():
         if not evaluation.missing(schedule, method):
             for K in lengths:
-                steps = K if method == f"A-{process}" else _fewer(K, ratio)
-                cells[method, K] = evaluation.distance_cell(schedule, method, steps)
+                steps = K if method == f"A-{process}" else normalised_steps(K, ratio)
+                if steps >= LEAST_STEPS:
+                    cells[method, K] = evaluation.distance_cell(schedule, method, steps)
     results = yield from gather(cells)
     rows = []
     for method in dict.fromkeys(name for name, _ in cells):
         theirs = {K: paper["rows"][method][paper["steps"].index(K)] for K in lengths if K in paper["steps"]}
-        rows.append(Row(method, tuple(distance_entry(results[method, K], theirs.get(K)) for K in lengths)))
+        found = [(results.get((method, K)), theirs.get(K)) for K in lengths]
+        rows.append(Row(method, tuple(distance_entry(r, p) if r else Entry(text="-", paper=p) for r, p in found)))
     columns = []
     for K in lengths:
-        ours = sorted({_fewer(K, ratio) for ratio in ratios.values()})
+        ours = sorted({normalised_steps(K, ratio) for ratio in ratios.values()})
         columns.append(f"K = {K} ({', '.join(str(steps) for steps in ours)} with a head)")
     return Section(schedule, tuple(columns), tuple(rows), setting).with_best()
 
@@ -207,12 +217,12 @@ def _equal_evaluations(evaluation: Evaluation, schedule: str, ratios: dict[str, 
         {tol: evaluation.distance_cell(schedule, "Gotta Go Fast", 60, tolerance=tol) for tol in tolerances}
     )
     methods = {f"{head.upper()}-DPM": ratio for head, ratio in ratios.items()}
-    cells = {
-        (method, tol): evaluation.distance_cell(schedule, method, min(_fewer(fast[tol]["evaluations"], ratio), 1000))
-        for method, ratio in methods.items()
-        for tol in tolerances
-        if not evaluation.missing(schedule, method)
-    }
+    cells = {}
+    for method, ratio in methods.items():
+        for tol in tolerances:
+            steps = min(normalised_steps(fast[tol]["evaluations"], ratio), MOST_STEPS)
+            if steps >= LEAST_STEPS and not evaluation.missing(schedule, method):
+                cells[method, tol] = evaluation.distance_cell(schedule, method, steps)
     results = yield from gather(cells)
     rows = [Row("Gotta Go Fast", tuple(distance_entry(fast[tol]) for tol in tolerances))]
     for method in methods:
@@ -230,7 +240,3 @@ def _paper_beside_fast(setting: str | None) -> tuple[str, ...]:
     at = [f"{a} ({b})" for a, b in zip(paper["evaluations"], paper["normalised_evaluations"], strict=True)]
     rows = [f"{name} {', '.join(f'{value:.2f}' for value in values)}" for name, values in paper["rows"].items()]
     return (f"The paper's FID at NFE {', '.join(at)}, in brackets that of our methods: {'; '.join(rows)}.",)
-
-
-def _fewer(steps: float, ratio: float) -> int:
-    return max(LEAST_STEPS, normalised_steps(steps, ratio))
