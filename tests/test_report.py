@@ -19,8 +19,9 @@ from PIL import Image
 
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
+from optcov.noise import batch_noise
 from optcov.report.page import PageSection, picture, render_page, table_body, write_page
-from optcov.report.page_figures import against_steps, chosen_times, lengths_of
+from optcov.report.page_figures import Calibrated, against_steps, calibration_curves, chosen_times, lengths_of
 from optcov.report.page_sections import (
     QUICK,
     bundle_sections,
@@ -35,7 +36,14 @@ from small_bundles import SHAPE, small_bundle
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TINY = replace(
-    QUICK, grid_steps=(3,), grid_images=1, map_images=1, curve_steps=4, curve_images=2, calibration_samples=128
+    QUICK,
+    grid_steps=(3,),
+    grid_images=1,
+    map_images=1,
+    curve_steps=4,
+    curve_images=2,
+    calibration_images=3,
+    calibration_times=4,
 )
 
 
@@ -160,6 +168,42 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     read((tmp_path / "report.html").read_text())
 
 
+def test_calibration_is_that_of_the_variance_that_steps_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of SN may be right about E[eps^2] while what is left of it below the squared mean is not."""
+    seen = {}
+
+    def curves(times: list[float], found: dict[str, list[Calibrated]]) -> bytes:
+        seen.update(found)
+        return PNG
+
+    monkeypatch.setattr("optcov.report.page_sections.calibration_curves", curves)
+    pixels = torch.randint(0, 256, (3, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    model = small_bundle().with_schedule("linear")
+    dict(bundle_sections(model, ImageSet(pixels), TINY))["calibration"]()
+    process = model.reverse_process("SN-DDPM")
+    x_0 = ImageSet(pixels).unit()
+    x_t = process.forward.diffuse(x_0, 1000, batch_noise(0, range(3), 3, SHAPE))
+    with torch.no_grad():
+        posterior = process.posterior(x_t, 1000)
+    last = seen["sn"][-1]
+    assert last.predicted == pytest.approx(float(posterior.variance.mean()), rel=1e-5)
+    assert last.measured == pytest.approx(float((x_0 - posterior.mean).square().mean()), rel=1e-5)
+    assert [p.measured for p in seen["npr"]] == [p.measured for p in seen["sn"]]
+    assert calibration_curves([1, 2, 3, 4], seen).startswith(PNG)
+
+
+def test_the_error_of_a_calibration_is_that_of_repeated_experiments() -> None:
+    """200 experiments of 50 images with a ratio of 2; the level is 4 standard errors of a standard deviation, 0.2."""
+    g = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(200):
+        measured = 1 + 0.3 * torch.rand(50, generator=g)
+        found.append(Calibrated.of(2 * measured + 0.1 * torch.randn(50, generator=g), measured))
+    ratios = torch.tensor([f.predicted / f.measured for f in found])
+    assert float(ratios.mean()) == pytest.approx(2, abs=4 * float(ratios.std()) / 200**0.5)
+    assert float(ratios.std()) == pytest.approx(sum(f.ratio_error for f in found) / 200, rel=0.2)
+
+
 def test_the_papers_figures_have_its_methods_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
@@ -171,8 +215,9 @@ def test_the_papers_figures_have_its_methods_and_steps(monkeypatch: pytest.Monke
         yield SimpleNamespace(method=methods[0], steps=steps[0], images=images)
 
     monkeypatch.setattr("optcov.report.page_sections.compare", compare)
-    bodies = [section.body for section in paper_figures(small_bundle(), "CIFAR10 (LS)", count=1)]
-    assert [body.count("<img") for body in bodies] == [2, 8]
+    images = ImageSet(torch.zeros(2, *SHAPE, dtype=torch.uint8))
+    bodies = [section.body for section in paper_figures(small_bundle(), "CIFAR10 (LS)", images, count=1)]
+    assert [body.count("<img") for body in bodies] == [3, 8]  # the first shows the data set too
     assert drawn[:3] == [(1000, "NPR-DDIM", 23), (1000, "SN-DDIM", 17), (1000, "NPR-DDPM", 10)]
 
 

@@ -55,6 +55,8 @@ def test_numbers_are_printed_whole_however_narrow_the_terminal(
         (("table", "bpd", "--quick", "--full"), "exclude each other"),
         (("table", "fid", "--steps", "ten"), "not a list of whole numbers"),
         (("report",), "nothing to report"),
+        (("report", "somewhere", "--figures", "CIFAR10 (LS)"), "name it by --bundle"),
+        (("report", "--bundle", "fashion", "--figures", "MNIST"), "no setting 'MNIST'"),
         (("bench", "magic"), "unknown benchmark 'magic'"),
     ],
 )

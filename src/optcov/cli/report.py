@@ -40,19 +40,25 @@ def command(
         read_tables,
         table_sections,
     )
+    from optcov.tables.published import check_setting
     from optcov.timing import machine
 
     if not tables and bundle is None:
         raise ValueError("there is nothing to report; give directories of tables, or --bundle, or both")
+    if figures and bundle is None:
+        raise ValueError("figures are drawn by a bundle; name it by --bundle")
+    if figures:
+        check_setting(figures)
     results = read_tables(tables or [])
     model = None if bundle is None else bundles.load(bundle)
     announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
     sections = list(table_sections(results))
     if model is not None:
-        parts = bundle_sections(model, _images(data, model.name), QUICK if quick else ReportSize(), seed)
+        images = _images(data, model.name)
+        parts = bundle_sections(model, images, QUICK if quick else ReportSize(), seed)
         sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
         if figures:
-            sections += paper_figures(model, figures, seed=seed)
+            sections += paper_figures(model, figures, images, seed=seed)
     sections.append(provenance_section(results, {"command": command_line(), **machine()}))
     heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
     write_page(out, heading, sections)

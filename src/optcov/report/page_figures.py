@@ -6,16 +6,33 @@ import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import Tensor
 
 from optcov.tables import Section, TableResult
-from optcov.training import Calibration
 
 OUTLIER = 5.0  # times the median: what is larger leaves a plot, so that the rest can be told apart
 
 _LENGTH = re.compile(r"K = (\d+)$")
+
+
+@final
+@dataclass(frozen=True)
+class Calibrated:
+    """Means over images and pixels at one time."""
+
+    predicted: float  # variance of x_0 given x_t
+    measured: float  # squared error of the mean of x_0 given x_t
+    ratio_error: float  # standard error of predicted / measured
+
+    @staticmethod
+    def of(predicted: Tensor, measured: Tensor) -> Calibrated:
+        """From means over pixels of each image, (B,)."""
+        p, m = predicted.double(), measured.double()
+        error = (p - p.mean() / m.mean() * m).std() / len(p) ** 0.5 / m.mean()  # of a ratio of means, to first order
+        return Calibrated(float(p.mean()), float(m.mean()), float(error))
 
 
 def lengths_of(section: Section) -> list[int]:
@@ -68,19 +85,19 @@ def variance_curves(times: Sequence[float], variances: Mapping[str, Sequence[flo
     return _png(figure)
 
 
-def calibration_curves(calibrations: Mapping[str, Calibration]) -> bytes:
-    """Predicted over measured squared residual by time, with two standard errors, and both on their own."""
+def calibration_curves(times: Sequence[float], found: Mapping[str, Sequence[Calibrated]]) -> bytes:
+    """Predicted variance and measured squared error of x_0 against time, and their ratio with two standard errors."""
     figure = _figure(10, 4.2)
     left, right = figure.subplots(1, 2)
-    for number, (name, found) in enumerate(calibrations.items()):
-        middle = ((found.edges[1:] + found.edges[:-1]) / 2).tolist()
-        colour = f"C{number}"
-        left.plot(middle, found.measured.tolist(), "o", color=colour, markersize=5, label=f"{name}, measured")
-        left.plot(middle, found.predicted.tolist(), "-", color=colour, label=f"{name}, predicted")
-        right.errorbar(middle, found.ratio.tolist(), (2 * found.error).tolist(), fmt="o-", color=colour, label=name)
+    for number, (name, points) in enumerate(found.items()):
+        colour, ratios = f"C{number}", [p.predicted / p.measured for p in points]
+        left.plot(times, [p.predicted for p in points], "-", color=colour, label=f"{name}, predicted")
+        right.errorbar(times, ratios, [2 * p.ratio_error for p in points], fmt="o-", color=colour, label=name)
+    left.plot(times, [p.measured for p in next(iter(found.values()))], "ko", markersize=5, label="measured")
     right.axhline(1.0, color="gray", linestyle=":")
-    left.set(xlabel="time t", ylabel="target of the head, in noise units", yscale="log")
-    right.set(xlabel="time t", ylabel="predicted / measured (± 2 standard errors)")
+    left.set(xlabel="time t", ylabel="variance of x_0, squared error of its mean", yscale="log")
+    right.set(xlabel="time t", ylabel="predicted / measured (± 2 standard errors)", yscale="log")
+    _plain_ticks(right)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)

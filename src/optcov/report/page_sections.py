@@ -19,6 +19,7 @@ from optcov.noise import batch_noise
 from optcov.report.comparison import clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, made_by_body, picture, table_body
 from optcov.report.page_figures import (
+    Calibrated,
     against_steps,
     calibration_curves,
     chosen_times,
@@ -30,7 +31,6 @@ from optcov.report.page_figures import (
 from optcov.schedule import VPSchedule
 from optcov.tables import TABLES, TableResult, published
 from optcov.tables.published import check_setting
-from optcov.training import Calibration, calibrate
 from optcov.trajectory import Trajectory
 
 _CURVES = {  # covariance -> a method that steps by it
@@ -55,10 +55,11 @@ class ReportSize:
     map_times: int = 3
     curve_steps: int = 25
     curve_images: int = 16
-    calibration_samples: int = 512
+    calibration_images: int = 48
+    calibration_times: int = 10
 
 
-QUICK = ReportSize((5, 10), 4, 4, 1, 10, 8, 256)
+QUICK = ReportSize((5, 10), 4, 4, 1, 10, 8, 24)
 
 
 def read_tables(directories: Sequence[Path]) -> list[TableResult]:
@@ -105,26 +106,31 @@ def bundle_sections(
         if model.schedule.steps is not None:
             found.append(("variances", lambda: _variances(model, images, size, seed)))
         if {"sn", "npr"} & set(bundle.heads):
-            found.append(("calibration", lambda: _calibration(bundle, images, size, seed)))
+            found.append(("calibration", lambda: _calibration(model, images, size, seed)))
     stored = {(entry.method, repr(entry.schedule)) for entry in bundle.trajectories}
     if stored:
         found.append(("trajectories", lambda: _stored(bundle)))
     return found
 
 
-def paper_figures(bundle: Bundle, setting: str, count: int = 16, seed: int = 0) -> Iterator[PageSection]:
-    """The paper's figures of samples of one of its settings, by this bundle: the same methods and numbers of steps."""
+def paper_figures(
+    bundle: Bundle, setting: str, images: ImageSet | None = None, count: int = 16, seed: int = 0
+) -> Iterator[PageSection]:
+    """The paper's figures of samples of one of its settings, by this bundle: the same methods and numbers of steps.
+
+    images: for the panels that show the data set.
+    """
     content = published("settings")
     schedule = content["settings"][check_setting(setting)]["schedule"]
     discrete = isinstance(bundle.schedule, VPSchedule) and schedule != "vp_sde"
     model = bundle.with_schedule(schedule) if discrete else bundle
     for figure in (figure for figure in content["figures"] if figure["setting"] == setting):
-        body = []
+        body, columns = [], round(count**0.5)
+        if figure["data"] and images is not None:
+            body.append(_drawn(partial(_draw_panel, images.images[:count], columns), "Samples from the data set"))
         for panel in figure["panels"]:
             (cell,) = compare(model, [panel["method"]], [panel["steps"]], count, seed)
-            caption = f"{cell.method}, K = {cell.steps}"
-            columns = round(count**0.5)
-            body.append(_drawn(partial(_draw_panel, cell.images, columns), caption))
+            body.append(_drawn(partial(_draw_panel, cell.images, columns), f"{cell.method}, K = {cell.steps}"))
         panels = f"<div class=panels>{''.join(body)}</div>"
         yield PageSection(f"The paper's figure of {setting}, by {bundle.name}", panels)
 
@@ -195,12 +201,26 @@ def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> 
     return PageSection("Variance against time", picture(variance_curves(times, curves), caption))
 
 
-def _calibration(bundle: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
-    found: dict[str, Calibration] = {}
-    for name in (name for name in ("npr", "sn") if name in bundle.heads):
-        found[name] = calibrate(bundle.network, images, name, size.calibration_samples, seed=seed)
-    caption = f"Predicted and measured squared residual by time, {size.calibration_samples} held-out pairs"
-    return PageSection("Calibration", picture(calibration_curves(found), caption))
+@torch.no_grad()
+def _calibration(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
+    """By the variances that steps are made of, clamped as there: a head may be right and its variance not."""
+    processes = {name: model.reverse_process(_CURVES[name]) for name in ("npr", "sn") if name in model.heads}
+    first = next(iter(processes.values()))
+    x_0 = images.unit(slice(0, size.calibration_images))
+    times = Trajectory.even(model.schedule, size.calibration_times).times
+    found: dict[str, list[Calibrated]] = {name: [] for name in processes}
+    for number, t in enumerate(times):
+        x_t = first.forward.diffuse(x_0, t, batch_noise(seed, range(len(x_0)), number, x_0.shape[1:]))
+        prediction = first.predict(x_t, t)
+        for name, process in processes.items():
+            posterior = process.posterior_from(prediction, x_t, t)
+            squared_error = (x_0 - posterior.mean).square()
+            found[name].append(Calibrated.of(posterior.variance.flatten(1).mean(1), squared_error.flatten(1).mean(1)))
+    caption = (
+        f"Variance of x_0 that each head predicts, and the squared error of the mean that was measured, "
+        f"{len(x_0)} held-out images at {len(times)} times"
+    )
+    return PageSection("Calibration", picture(calibration_curves(times, found), caption))
 
 
 def _stored(bundle: Bundle) -> PageSection:
