@@ -361,6 +361,8 @@ def test_methods_are_told_from_paths() -> None:
     assert split_method("some/dir:ddpm, beta") == ("some/dir", "DDPM, beta")
     assert split_method("hf:some/name") == ("hf:some/name", None)
     assert split_method("a.npz") == ("a.npz", None)
+    with pytest.raises(ValueError, match="'SN-DDIMM'.*SN-DDIM"):
+        split_method("fashion:SN-DDIMM")
 
 
 def test_a_bundle_and_method_is_drawn_with_its_seeds() -> None:

@@ -17,7 +17,8 @@ from accelerate import PartialState
 from torch import Tensor
 
 from optcov import data
-from optcov.bundle import Bundle, Sampler, load
+from optcov.bundle import Bundle, BundleError, Sampler, load
+from optcov.bundle.loading import find_bundle
 from optcov.data.arrays import read_npz
 from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
@@ -66,10 +67,19 @@ def open_source(
 
 
 def split_method(source: str) -> tuple[str, str | None]:
-    """Take BUNDLE:METHOD apart; the method is None if the source does not end with one."""
+    """Take BUNDLE:METHOD apart; the method is None if the source is neither a bundle's nor ends with a method."""
     bundle, colon, method = source.rpartition(":")
     known = {name.lower() for name in METHODS}
-    return (bundle, find_method(method).name) if colon and method.lower() in known else (source, None)
+    meant = bool(colon) and (method.lower() in known or _is_bundle(bundle))
+    return (bundle, find_method(method).name) if meant else (source, None)
+
+
+def _is_bundle(name: str) -> bool:
+    try:
+        find_bundle(name)
+    except BundleError:
+        return False
+    return True
 
 
 def draw_images(bundle: Bundle, method: str, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
