@@ -18,7 +18,6 @@ from optcov.integrations.scheduler import (
 )
 from optcov.integrations.unet import UNetWithHead
 from optcov.methods import Method, find_method
-from optcov.networks import TimedHead
 from optcov.schedule import DiscreteSchedule, Schedule
 from optcov.solvers.peers import clip_options
 
@@ -85,17 +84,16 @@ def _network(bundle: Bundle, row: Method) -> nn.Module:
     head = None
     if row.covariance in HEADS and not (row.covariance == "range" and network.learned_range):
         head = bundle.heads[row.covariance]
-    if isinstance(head, TimedHead) and network.parameterisation != "epsilon":
-        raise ValueError(
-            f"the head {row.covariance!r} reads the predicted noise, but inside diffusers this network returns "
-            f'"{network.parameterisation}"; fit a plain one (optcov fit --kind conv)'
-        )
     times = torch.arange(1, (bundle.schedule.steps or 0) + 1)
     arguments = network.arguments(times)
     own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))
     if head is None and own:
         return bundle.unet
     wrapped: nn.Module = UNetWithHead.wrap(
-        bundle.unet, head, None if own else arguments.tolist(), bundle.schedule.log_snr(times).tolist()
+        bundle.unet,
+        head,
+        None if own else arguments.tolist(),
+        bundle.schedule.log_snr(times).tolist(),
+        network.parameterisation,
     )
     return wrapped

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from optcov.networks import Backbone, Head, build_head, head_config
 from optcov.networks.paper_unet import PaperUNet
+from optcov.prediction import to_noise
 
 UNETS: dict[str, Any] = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
 
@@ -25,9 +26,9 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
     unet: the config of the U-Net, with its `_class_name`. head: the config of the head, or None for a network that
     only needs its times translated. time_arguments: what the U-Net takes as time at each timestep 0..N-1 of the
-    scheduler, or None if that is the timestep itself. log_snrs: the log-SNR at each timestep, for heads that ask;
-    these take the U-Net's output for the predicted noise. in_channels and sample_size are what pipelines ask for.
-    Use `wrap` to build one from parts at hand.
+    scheduler, or None if that is the timestep itself. log_snrs: the log-SNR at each timestep, for heads that ask, and
+    to find the predicted noise where prediction_type says that the U-Net predicts something else.
+    in_channels and sample_size are what pipelines ask for. Use `wrap` to build one from parts at hand.
     """
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -39,6 +40,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         in_channels: int = 3,
         sample_size: int | tuple[int, int] | None = None,
         log_snrs: list[float] | None = None,
+        prediction_type: str = "epsilon",
     ):
         super().__init__()
         name = unet.get("_class_name")
@@ -56,6 +58,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         head: Head | None,
         time_arguments: Sequence[float] | None = None,
         log_snrs: Sequence[float] | None = None,
+        prediction_type: str = "epsilon",
     ) -> UNetWithHead:
         """Join a U-Net and a head, which are shared, not copied."""
         config: Any = unet.config
@@ -66,6 +69,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             config.in_channels,
             config.sample_size,
             None if log_snrs is None else [float(level) for level in log_snrs],
+            prediction_type,
         )
         wrapped.backbone, wrapped.moment_head = Backbone.unet(unet), head
         return wrapped.eval()  # type: ignore[no-any-return]
@@ -77,12 +81,13 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)))
         prediction = output.output
         if self.moment_head is not None:
-            noise = prediction[:, : sample.shape[1]]
+            raw = prediction[:, : sample.shape[1]]
             levels = (
                 None if self._log_snrs is None else _at(self._log_snrs, timestep, sample.device).expand(len(sample))
             )
+            noise = raw if levels is None else _noise(raw, sample, levels, self.config.prediction_type)
             moment = self.moment_head(output.features, output.time_embedding, levels, noise, output.activation)
-            prediction = torch.cat([noise, moment], dim=1)
+            prediction = torch.cat([raw, moment], dim=1)
         return UNet2DOutput(sample=prediction) if return_dict else (prediction,)
 
     def _argument(self, timestep: int | float | Tensor, device: torch.device) -> Tensor:
@@ -90,6 +95,13 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if self._time_arguments is None:
             return torch.as_tensor(timestep, dtype=torch.float32, device=device)
         return _at(self._time_arguments, timestep, device)
+
+
+def _noise(raw: Tensor, x_t: Tensor, log_snr: Tensor, prediction_type: str) -> Tensor:
+    """The noise that an output (B, C, H, W) implies, at log-SNR (B,) of a variance-preserving schedule."""
+    level = log_snr.double()[:, None, None, None]
+    noise = to_noise(raw, x_t, torch.sigmoid(level), torch.sigmoid(-level), prediction_type)
+    return noise.to(raw.dtype)
 
 
 def _at(table: Tensor, timestep: int | float | Tensor, device: torch.device) -> Tensor:
