@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from optcov import data
 from optcov.data import DataError
 from optcov.data.arrays import load_npz, read_npy, read_npz
 from optcov.data.cifar import read_binary, read_python
@@ -187,3 +190,38 @@ def test_names_with_newlines_are_read_and_reported(tmp_path: Path) -> None:
     good = tmp_path / "two\nlines-ubyte"
     good.write_bytes(idx_bytes(torch.zeros(2, 2, 2, dtype=torch.uint8)))
     assert read_idx(good).shape == (2, 2, 2)
+
+
+# memory
+
+
+def test_a_set_that_is_larger_than_the_free_memory_is_refused_before_any_is_taken(tmp_path: Path) -> None:
+    """4,096 links to one image of 16 million pixels: 50 kB on disk, 69 GB in memory."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    Image.new("L", (4096, 4096)).save(folder / "0.png")
+    for number in range(1, 4096):
+        (folder / f"{number}.png").symlink_to(folder / "0.png")
+    free = mock.patch.object(Path, "read_text", return_value="MemFree: 9 kB\nMemAvailable:  8000000 kB\n")
+    with free, pytest.raises(DataError, match=r"many needs 68.7 GB of memory, but 8.2 GB are free"):
+        data.load(folder)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "folder"])
+def test_a_limit_on_memory_ends_in_an_error_that_names_the_source(tmp_path: Path, name: str) -> None:
+    images = np.zeros((4, 16, 16), np.uint8)
+    if name == "folder":
+        (tmp_path / name).mkdir()
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(tmp_path / name / f"{number}.png")
+    else:
+        (np.save if name == "a.npy" else np.savez_compressed)(tmp_path / name, images)
+    full = [mock.patch(f"numpy.{function}", side_effect=MemoryError) for function in ("frombuffer", "empty")]
+    with full[0], full[1], pytest.raises(DataError, match=rf"{name} does not fit into the memory"):
+        data.load(tmp_path / name)
+
+
+def test_a_pipe_among_images_is_refused_without_being_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"a\.png: it is a device or a pipe"):
+        data.load(tmp_path)

@@ -145,3 +145,13 @@ def test_a_directory_is_held_by_one_holder_at_a_time(tmp_path):
         pass
     with directory_lock(run):
         pass
+
+
+@pytest.mark.parametrize("read", [read_json, read_tensors])
+def test_devices_and_pipes_are_refused_without_being_opened(tmp_path, read):
+    """A link to a device has no end, a pipe that nobody fills has no beginning."""
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("zero", "pipe"):
+        with pytest.raises(StorageError, match=rf"cannot read .*{name}: it is a device or a pipe"):
+            read(tmp_path / name)

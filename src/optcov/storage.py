@@ -125,6 +125,7 @@ def append_line(path: Path, line: str) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON."""
+    _refuse_devices(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -155,6 +156,7 @@ def _sorted_header(header: bytes) -> bytes:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its metadata."""
+    _refuse_devices(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
@@ -162,6 +164,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise StorageError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _refuse_devices(path: Path) -> None:
+    """Refuse what would be read without end: a pipe that nobody fills, or a device, perhaps by a link."""
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise StorageError(f"cannot read {path}: it is a device or a pipe, not a file")
 
 
 @contextmanager

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.data.images import DataError, ImageSet
+from optcov.data.images import DataError, ImageSet, require_memory
 
 Array = np.ndarray[Any, Any]
 
+CHUNK = 2**24  # bytes that are read at once
 MAX_BYTES = 2**34  # of one array: ImageNet 64x64 has 2**33.8
 DEFLATE_RATIO = 1032  # the most that deflate can shrink anything
 UNSPLIT_NAMES = ("images", "arr_0", "samples", "x", "data")
@@ -93,7 +94,10 @@ def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
     needed = math.prod(shape) * dtype.itemsize
     if not 0 <= needed <= min(size, MAX_BYTES):
         raise DataError(f"{name} declares {needed} bytes, shape {shape}, but holds fewer than that")
-    content = bytearray(stream.read(needed))
+    require_memory(needed, name)
+    content = bytearray()
+    while len(content) < needed and (chunk := stream.read(min(CHUNK, needed - len(content)))):
+        content += chunk  # at once there would be two copies of everything
     if len(content) != needed or stream.read(1):
         raise DataError(f"{name} does not hold the {needed} bytes of shape {shape} that it declares")
     array: Array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")

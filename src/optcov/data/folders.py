@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from optcov.data.images import DataError, ImageSet
+from optcov.data.images import DataError, ImageSet, require_memory
 
 FORMATS = {
     "PNG": (".png",),
@@ -43,6 +43,7 @@ def load_folder(directory: Path) -> ImageSet:
         known = ", ".join(suffix for group in FORMATS.values() for suffix in group)
         raise DataError(f"{directory} holds no images; known endings are {known}")
     first = read_image(files[0])
+    require_memory(len(files) * first.nbytes, str(directory))
     images = np.empty((len(files), *first.shape), np.uint8)
     images[0] = first
     for number, path in enumerate(files[1:], start=1):
@@ -63,6 +64,8 @@ def read_image(
         Image.DecompressionBombError,
         Image.DecompressionBombWarning,
     )
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(f"cannot read the image {path}: it is a device or a pipe, not a file; remove it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow warns of damage that it reads over

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from optcov.data.images import DataError, ImageSet
+from optcov.data.images import DataError, ImageSet, require_memory
 
 MAX_BYTES = 2**31  # of one file, unpacked: MNIST's largest has 47 MB
 GZIP_MAGIC = b"\x1f\x8b"
@@ -36,6 +36,7 @@ def read_idx(path: Path) -> Tensor:
             stream = gzip.GzipFile(fileobj=file) if packed else file
             shape = _read_shape(path, stream, path.stat().st_size * (GZIP_RATIO if packed else 1))
             count = math.prod(shape)
+            require_memory(count, str(path))
             content = bytearray(stream.read(count))
             surplus = stream.read(1)
     except (OSError, EOFError, zlib.error) as error:

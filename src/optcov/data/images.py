@@ -8,9 +8,11 @@ The 256 levels are 2/255 apart, so that float32 carries them there and back with
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import final
 
 import torch
@@ -19,6 +21,17 @@ from torch import Tensor
 
 class DataError(ValueError):
     """Images cannot be read or used; the message names the file and says why."""
+
+
+def require_memory(needed: int, name: str) -> None:
+    """Refuse what this machine has no memory for, before any is set aside; where Linux does not tell, nothing is."""
+    status = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
+    if found and needed > int(found[1]) * 1024:
+        raise DataError(
+            f"{name} needs {needed / 1e9:.1f} GB of memory, but {int(found[1]) * 1024 / 1e9:.1f} GB are free; "
+            f"use fewer or smaller images"
+        )
 
 
 @final

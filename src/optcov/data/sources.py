@@ -35,6 +35,13 @@ def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed
     """
     if split not in SPLITS:
         raise DataError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
+    try:
+        return _load(source, split, test_share, seed)
+    except MemoryError as error:  # of a limit that the free memory does not tell of
+        raise DataError(f"{source} does not fit into the memory that this process may use") from error
+
+
+def _load(source: str | Path, split: str, test_share: float, seed: int) -> ImageSet:
     if split != "all":
         images, own_split = _load_split(source, split)
         return images if own_split else images.split(test_share, seed)[split == "test"]
