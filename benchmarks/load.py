@@ -53,6 +53,7 @@ class Load:
     seconds_to_look_again: float  # which images are missing in the full directory
     memory_early: float  # MB of resident memory when a tenth was drawn
     memory_late: float  # MB when everything was drawn and scored
+    memory_looked: float  # MB with the list of all that is there
     files: int
 
 
@@ -78,14 +79,14 @@ def sample_and_score(images: int, directory: Path, file_format: str = "npz", ste
     sweep = Sweep(run, Images(images), ["npr", "beta"], times=[50, 100], batch_size=BATCH)
     for _ in sweep:
         pass
-    scored = time.monotonic()
+    scored, late = time.monotonic(), resident()
     missing = SampleDirectory(directory, {"what": "load"}, file_format).missing(images)
     looked = time.monotonic()
     assert not missing
     assert statistics is not None
     assert statistics.count == images
     files = sum(1 for path in directory.rglob("*") if path.is_file())
-    return Load(images, drawn - began, scored - drawn, looked - scored, early, resident(), files)
+    return Load(images, drawn - began, scored - drawn, looked - scored, early, late, resident(), files)
 
 
 class Images:
