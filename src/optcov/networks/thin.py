@@ -40,14 +40,13 @@ def thin_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _sum_shifted(shares: Tensor) -> Tensor:
-    """Shift the images (B, C, 3, 3, H, W) by -1..1 down and right, and sum them in place: (B, C, H, W)."""
-    above, rows, below = shares.unbind(2)  # (B, C, 3, H, W) each: first down, where whole rows are moved at once
-    rows[..., :-1, :] += above[..., 1:, :]
-    rows[..., 1:, :] += below[..., :-1, :]
-    left, total, right = rows.unbind(2)  # (B, C, H, W)
-    total[..., :-1] += left[..., 1:]
-    total[..., 1:] += right[..., :-1]
-    return total
+    """Shift the images (B, C, 3, 3, H, W) by -1..1 down and right, and sum them: (B, C, H, W)."""
+    height, width = shares.shape[-2:]
+    total = shares.new_zeros(*shares.shape[:2], height + 2, width + 2)
+    for down in range(3):
+        for right in range(3):
+            total[..., down : down + height, right : right + width] += shares[:, :, down, right]
+    return total[..., 1:-1, 1:-1]
 
 
 def thin_weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
