@@ -16,6 +16,7 @@ from optcov import Schedule, Trajectory, bundle, data, storage
 from optcov.bundle import Bundle, BundleError
 from optcov.bundle import directory as directories
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument, fingerprint
+from optcov.sampling import sample
 from small_bundles import SHAPE, small_bundle, small_head, small_numbers, small_unet
 
 
@@ -159,6 +160,18 @@ def test_methods_get_what_they_need(saved: Path) -> None:
     bare = Bundle(small.network, SHAPE)
     with pytest.raises(BundleError, match="no numbers per time"):
         bare.reverse_process("A-DDPM")
+
+
+@pytest.mark.parametrize(("method", "heads"), [("NPR-DDIM", ["npr"]), ("DDPM, beta-tilde", []), ("A-DDPM", [])])
+def test_a_sampler_computes_the_head_of_its_method_alone(method: str, heads: list[str]) -> None:
+    model = small_bundle(Schedule.linear(50))
+    sampler = bundle.Sampler(model, method, 3)
+    assert sampler.process is not None
+    assert list(sampler.process.predict(torch.zeros(2, *SHAPE), 5).heads) == heads
+    whole = model.reverse_process(method)
+    assert list(whole.predict(torch.zeros(2, *SHAPE), 5).heads) == ["npr", "sn"]
+    drawn = sample(whole, model.trajectory(3), (2, *SHAPE), noise_cap=model.noise_cap(method))
+    assert torch.equal(sampler.draw(range(2)).x_0, drawn)
 
 
 def test_noise_caps_of_the_bundle_come_before_the_papers(tmp_path: Path) -> None:

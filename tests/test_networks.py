@@ -239,6 +239,20 @@ def test_a_variance_exploding_schedule_is_scaled_to_unit_power(x_t):
     assert torch.allclose(native.on(ve)(x_t, 0.7).noise, native(x_t / scale, t).noise, atol=1e-6)
 
 
+def test_a_network_without_some_of_its_heads_predicts_the_same_by_the_others(x_t):
+    heads = {name: ConvHead(8, 1, groups=4) for name in ("sn", "npr")}
+    nn.init.normal_(heads["sn"].conv.weight)
+    whole = network(heads=heads).on(Schedule.linear())
+    part = whole.only("sn", "range")
+    assert not part.training
+    found, expected = part(x_t, 300), whole(x_t, 300)
+    assert list(found.heads) == ["sn"]
+    assert torch.equal(found.noise, expected.noise)
+    assert torch.equal(found.heads["sn"], expected.heads["sn"])
+    assert list(whole.heads) == ["sn", "npr"]
+    assert not whole.only().heads
+
+
 def test_noise_levels_never_trained_on_are_clamped_with_one_warning(x_t):
     moved = network(Schedule.linear()).on(Schedule.vp_sde())
     with pytest.warns(UserWarning, match="outside those the network was trained on"):

@@ -141,8 +141,11 @@ class Bundle:
             raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
 
-    def reverse_process(self, method: str | Method, **options: Any) -> ReverseProcess:
-        """Compose a method of METHODS with this network; options go to ReverseProcess."""
+    def reverse_process(self, method: str | Method, *, all_heads: bool = True, **options: Any) -> ReverseProcess:
+        """Compose a method of METHODS with this network; options go to ReverseProcess.
+
+        all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
+        """
         row = find_method(method) if isinstance(method, str) else method
         forward = row.forward(self.schedule)
         options = {"covariance": row.covariance, "data_range": self.data_range, **options}
@@ -151,7 +154,9 @@ class Bundle:
             self._require_head(covariance)
             if covariance in _NUMBERS_OF:
                 options.setdefault(_NUMBERS_OF[covariance], self.per_time(_NUMBERS_OF[covariance]))
-        return ReverseProcess(self.network, forward, **options)
+        narrow = isinstance(covariance, str) and not all_heads
+        network = self.network.only(covariance) if narrow else self.network
+        return ReverseProcess(network, forward, **options)
 
     def noise_cap(self, method: str) -> float | None:
         """The y that a method is sampled with: the bundle's own, or else the paper's."""

@@ -46,7 +46,7 @@ class Sampler:
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
-            self.process = model.reverse_process(self.method)
+            self.process = model.reverse_process(self.method, all_heads=False)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             self.trajectory = trajectory
@@ -90,7 +90,7 @@ class Sampler:
         """Draw the images with these numbers."""
         return draw(
             self.method,
-            self.bundle.network,
+            self.bundle.network.only(),  # for solvers without a covariance; a process has its own
             self.bundle.schedule,
             self.steps,
             self.bundle.image_shape,

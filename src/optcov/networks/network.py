@@ -55,6 +55,18 @@ class HeadedNetwork(nn.Module):
 
     def on(self, schedule: Schedule) -> HeadedNetwork:
         """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
+        other = self._sharing(self.heads)
+        other.schedule, other._match = schedule, TimeMatch(schedule, self.native_schedule)
+        return other
+
+    def only(self, *names: str) -> HeadedNetwork:
+        """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
+        other = self._sharing(nn.ModuleDict({name: self.heads[name] for name in names if name in self.heads}))
+        other.schedule, other._match = self.schedule, self._match
+        return other
+
+    def _sharing(self, heads: nn.ModuleDict) -> HeadedNetwork:
+        """The same backbone with these heads, at times of its own schedule."""
         other = HeadedNetwork(
             self.backbone,
             self.native_schedule,
@@ -63,11 +75,8 @@ class HeadedNetwork(nn.Module):
             self.parameterisation,
             self.learned_range,
         )
-        other.heads = self.heads
-        other.schedule = schedule
-        other._match = TimeMatch(schedule, self.native_schedule)
-        other.train(self.training)
-        return other
+        other.heads = heads
+        return other.train(self.training)
 
     def forward(self, x_t: Tensor, t: Time) -> NoisePrediction:
         """Predict noise and heads at x_t (B, *D) and t, a number or (B,), a time of `self.schedule`."""
