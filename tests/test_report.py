@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+from optcov import Schedule
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
@@ -166,6 +167,17 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 1]
     write_page(tmp_path / "report.html", "tiny", sections)
     read((tmp_path / "report.html").read_text())
+
+
+def test_what_a_bundle_cannot_draw_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="has images of shape"):
+        bundle_sections(small_bundle(), ImageSet(torch.zeros(4, 1, 4, 4, dtype=torch.uint8)), TINY)
+    with pytest.raises(ValueError, match="K = 100 is outside 2..24"):
+        paper_figures(small_bundle(Schedule.linear(24)), "CIFAR10 (LS)")
+    with pytest.raises(ValueError, match="'NPR-DPM' runs in continuous time"):
+        paper_figures(small_bundle(Schedule.linear(24)), "CIFAR10 (VP SDE)")
+    with pytest.raises(ValueError, match="no setting 'MNIST'"):
+        paper_figures(small_bundle(), "MNIST")
 
 
 def test_calibration_is_that_of_the_variance_that_steps_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,25 +40,25 @@ def command(
         read_tables,
         table_sections,
     )
-    from optcov.tables.published import check_setting
     from optcov.timing import machine
 
     if not tables and bundle is None:
         raise ValueError("there is nothing to report; give directories of tables, or --bundle, or both")
     if figures and bundle is None:
         raise ValueError("figures are drawn by a bundle; name it by --bundle")
-    if figures:
-        check_setting(figures)
     results = read_tables(tables or [])
-    model = None if bundle is None else bundles.load(bundle)
-    announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
-    sections = list(table_sections(results))
-    if model is not None:
+    parts: list[tuple[str, Callable[[], PageSection]]] = []
+    drawn: Iterator[PageSection] = iter(())
+    if bundle is not None:
+        model = bundles.load(bundle)
         images = _images(data, model.name)
         parts = bundle_sections(model, images, QUICK if quick else ReportSize(), seed)
+        drawn = paper_figures(model, figures, images, seed=seed) if figures else drawn
+    announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
+    sections = list(table_sections(results))
+    if parts:
         sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
-        if figures:
-            sections += paper_figures(model, figures, images, seed=seed)
+    sections += drawn
     sections.append(provenance_section(results, {"command": command_line(), **machine()}))
     heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
     write_page(out, heading, sections)

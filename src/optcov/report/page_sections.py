@@ -16,7 +16,7 @@ from optcov import storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
-from optcov.report.comparison import clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
+from optcov.report.comparison import Cell, clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, made_by_body, picture, table_body
 from optcov.report.page_figures import (
     Calibrated,
@@ -99,6 +99,10 @@ def bundle_sections(
     bundle: Bundle, images: ImageSet | None, size: ReportSize, seed: int = 0
 ) -> list[tuple[str, Callable[[], PageSection]]]:
     """What a bundle shows, each under its title and made when called; without images only samples."""
+    if images is not None and images.shape != tuple(bundle.image_shape):
+        raise ValueError(
+            f"{images.name} has images of shape {images.shape}, but {bundle.name} needs {bundle.image_shape}"
+        )
     model = bundle.with_schedule("linear") if isinstance(bundle.schedule, VPSchedule) else bundle
     found: list[tuple[str, Callable[[], PageSection]]] = [("samples", lambda: _samples(model, size, seed))]
     if images is not None:
@@ -118,21 +122,27 @@ def paper_figures(
 ) -> Iterator[PageSection]:
     """The paper's figures of samples of one of its settings, by this bundle: the same methods and numbers of steps.
 
-    images: for the panels that show the data set.
+    images: for the panels that show the data set. What cannot be drawn is refused at once.
     """
     content = published("settings")
     schedule = content["settings"][check_setting(setting)]["schedule"]
     discrete = isinstance(bundle.schedule, VPSchedule) and schedule != "vp_sde"
     model = bundle.with_schedule(schedule) if discrete else bundle
-    for figure in (figure for figure in content["figures"] if figure["setting"] == setting):
-        body, columns = [], round(count**0.5)
-        if figure["data"] and images is not None:
-            body.append(_drawn(partial(_draw_panel, images.images[:count], columns), "Samples from the data set"))
-        for panel in figure["panels"]:
-            (cell,) = compare(model, [panel["method"]], [panel["steps"]], count, seed)
-            body.append(_drawn(partial(_draw_panel, cell.images, columns), f"{cell.method}, K = {cell.steps}"))
-        panels = f"<div class=panels>{''.join(body)}</div>"
-        yield PageSection(f"The paper's figure of {setting}, by {bundle.name}", panels)
+    figures = [figure for figure in content["figures"] if figure["setting"] == setting]
+    panels = [[compare(model, [p["method"]], [p["steps"]], count, seed) for p in f["panels"]] for f in figures]
+    shown = [images.images[:count] if f["data"] and images is not None else None for f in figures]
+    title, columns = f"The paper's figure of {setting}, by {bundle.name}", round(count**0.5)
+    return (PageSection(title, _panels(data, cells, columns)) for data, cells in zip(shown, panels, strict=True))
+
+
+def _panels(data: Tensor | None, drawn: Sequence[Iterator[Cell]], columns: int) -> str:
+    """Pictures beside each other: of the data set, if there is one, and of what methods draw."""
+    body = []
+    if data is not None:
+        body.append(_drawn(partial(_draw_panel, data, columns), "Samples from the data set"))
+    for (cell,) in drawn:
+        body.append(_drawn(partial(_draw_panel, cell.images, columns), f"{cell.method}, K = {cell.steps}"))
+    return f"<div class=panels>{''.join(body)}</div>"
 
 
 def provenance_section(tables: Sequence[TableResult], report: dict[str, Any]) -> PageSection:
