@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from optcov.bench import BENCHMARKS, BenchSize, run_benchmarks
 from optcov.bench.work import Contest
-from optcov.timing import Timing, interleaved, machine, peak_memory, ratio
+from optcov.timing import Timing, interleaved, machine, paired_ratio, peak_memory, ratio
 
 TINY = BenchSize(rounds=1, batch=2, image_size=8, channels=(32, 32), times=40)
 
@@ -51,6 +52,21 @@ def test_rounds_take_turns_in_alternating_order() -> None:
     assert [len(timing.seconds) for timing in timings.values()] == [3, 3]
     with pytest.raises(ValueError, match="rounds = 0"):
         interleaved({"a": lambda: None}, rounds=0)
+
+
+def test_the_interval_of_a_paired_ratio_is_that_of_the_sign_test() -> None:
+    ones = Timing((1.0,) * 10)
+    # of 10 rounds, P(at most 1 below the median) = 11/1024 and P(at most 2) = 56/1024: the second to the ninth
+    assert paired_ratio(Timing(tuple(float(n) for n in range(10, 0, -1))), ones) == (5.5, 2.0, 9.0)
+    assert paired_ratio(Timing((1.0, 2.0)), Timing((1.0, 1.0))) == (1.5, 0.0, math.inf)
+
+
+def test_the_interval_of_a_paired_ratio_covers_the_median_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    runs, ones = 2000, Timing((1.0,) * 21)
+    ratios = np.exp(generator.standard_cauchy((runs, 21)).clip(-50, 50))  # median 1, heavy tails as of other load
+    hits = sum(low <= 1 <= high for _, low, high in (paired_ratio(Timing(tuple(row)), ones) for row in ratios))
+    assert 0.95 <= hits / runs <= 0.99  # exactly 97.3 % for 21 rounds; its standard error is 0.4 %
 
 
 def test_a_ratio_is_that_of_the_medians() -> None:
