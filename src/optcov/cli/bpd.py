@@ -35,14 +35,13 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
     """Bound the negative log-likelihood of images: every covariance, every K, even and optimal trajectories."""
-    from accelerate import PartialState
-
     from optcov import storage
     from optcov.likelihood import likelihood_table, pool_repeats
+    from optcov.processes import this_process
 
     lengths = _lengths(steps)
     runs: list[list[LikelihoodRow]] = []
-    first = PartialState().is_main_process
+    first = this_process().is_main_process
     # one lock for the run; its other processes write the states of their own sweeps alone
     with resumable(out), storage.directory_lock(out) if first else nullcontext():
         for number in range(repeats):

@@ -61,11 +61,10 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
-    from accelerate import PartialState
-
     from optcov import __version__
     from optcov import data as image_data
     from optcov.bundle.description import describe
+    from optcov.processes import this_process
     from optcov.storage import directory_lock
     from optcov.training import Batches, new_heads, time_grid
     from optcov.training.sources import open_predictor
@@ -88,7 +87,7 @@ def command(
     batches = Batches(train, bundle.schedule, batch_size, seed, flip)
     settings = {"data": train.checksum, "loss": loss, "seed": seed, "flip": flip, "batch_size": batch_size}
     settings |= {"half": half, "calibration_samples": calibration_samples}
-    state, work = PartialState(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
+    state, work = this_process(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
     announce(
         f"fits {', '.join(chosen) or 'no heads'} of {bundle.name} on images of {train.name}, measures "
         f"{f'{measure_images} images at {len(grid)} times' if measure_images else 'nothing more'}, and writes {out}"

@@ -58,13 +58,12 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
     """Draw images by any method of the paper."""
-    from accelerate import PartialState
-
     from optcov import bundle as bundles
+    from optcov.processes import this_process
 
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
-    state = PartialState()
+    state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
     if compare:

@@ -48,16 +48,16 @@ def run_sweep(
     lengths: numbers of steps that are wanted of the table; refused before the sweep if none fits.
     """
     import torch
-    from accelerate import PartialState
 
     from optcov import bundle as bundles
     from optcov import data as image_data
     from optcov.forward import ForwardProcess
     from optcov.likelihood import Sweep, fitting_lengths, gather
     from optcov.networks import fingerprint
+    from optcov.processes import this_process
     from optcov.reverse import ReverseProcess
 
-    state = PartialState()
+    state = this_process()
     model = bundles.load(options.bundle, options.schedule)
     source = image_data.load(options.data, split)
     source = source.select(torch.arange(min(images, len(source))))

@@ -50,15 +50,14 @@ def command(
     """Measure a table of the paper: ours beside the paper's, resumable, as Markdown, CSV, LaTeX and JSON."""
     from dataclasses import replace
 
-    from accelerate import PartialState
-
+    from optcov.processes import this_process
     from optcov.tables import TABLES, Evaluation, table_run, write_table
     from optcov.tables.published import check_setting
     from optcov.tables.runs import made_by
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
-    state = PartialState()
+    state = this_process()
     model, table_images, extractor = _subject(name, bundle, data, features, state.device)
     evaluation = Evaluation(
         model,

@@ -28,11 +28,10 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the trajectories as JSON."),
 ) -> None:
     """Choose the times of every length by dynamic programming over the costs of training images."""
-    from accelerate import PartialState
-
     from optcov import bundle as bundles
     from optcov import storage
     from optcov.methods import find_method
+    from optcov.processes import this_process
     from optcov.report.likelihood_plots import plot_lengths
 
     row = find_method(method)
@@ -48,7 +47,7 @@ def command(
     options = SweepOptions(
         bundle, data, times, row.covariance, row.eta, last_variance, "exact", seed, schedule, batch_size
     )
-    first = PartialState().is_main_process
+    first = this_process().is_main_process
     with resumable(out), storage.directory_lock(out) if first else nullcontext():
         table = run_sweep(options, "train", images, out)
     if not first:

@@ -31,6 +31,7 @@ from optcov.likelihood.terms import (
     prior_cost,
     seeded_noise,
 )
+from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
 from optcov.storage import StorageError, read_tensors, write_tensors
 from optcov.trajectory import CONTINUOUS_GRID
@@ -296,10 +297,9 @@ def gather(table: CostTable, processes: int) -> CostTable:
     """Merge the shards of all processes of a run under Accelerate, in every one of them."""
     if processes == 1:
         return table
-    from accelerate import PartialState
     from accelerate.utils import reduce
 
-    device = PartialState().device  # a process group of GPUs adds nothing up that lies on the CPU
+    device = this_process().device  # a process group of GPUs adds nothing up that lies on the CPU
     summed = reduce({name: value.to(device) for name, value in table.sums.items()}, reduction="sum")
     return replace(table, sums={name: value.cpu() for name, value in summed.items()})
 

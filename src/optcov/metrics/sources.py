@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import final
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from optcov import data
@@ -23,6 +22,7 @@ from optcov.data.arrays import read_npz
 from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.statistics import FeatureStatistics, MetricError, statistics_from
+from optcov.processes import this_process
 
 Features = Tensor | FeatureStatistics  # (n, d), or what is left of them
 Watch = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # passes batches of images on, such as a progress bar
@@ -54,7 +54,7 @@ def open_source(
     bundle, method = split_method(source)
     if method is not None:
         model = load(bundle)
-        model.network.to(PartialState().device)
+        model.network.to(this_process().device)
         return lambda extractor: extractor.features(draw_images(model, method, drawing or Drawing(), watch))
     if source.endswith(".npz") and Path(source).is_file():
         arrays = read_npz(Path(source))

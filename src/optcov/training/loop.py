@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from optcov import processes
 from optcov.storage import directory_lock, write_json
 from optcov.training.batches import Batches, step_generator
 from optcov.training.checkpoint import (
@@ -68,7 +69,7 @@ class Training:
         self.config, self.batches, self.score = config, batches, score
         self.directory = Path(directory)
         self.store = CheckpointStore(self.directory / "checkpoints", config.keep, config.keep_every)
-        self.accelerator = Accelerator()
+        self.accelerator = processes.accelerator()
         self.parts = self.accelerator.gradient_accumulation_steps  # of a process's share of a batch, one after another
         _check_shares(config.batch_size, self.accelerator.num_processes, self.parts)
         precision = _mixed_precision(self.accelerator)

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
+from optcov import processes
 from optcov.bundle import NumbersPerTime
 from optcov.forward import ForwardProcess
 from optcov.networks import HeadedNetwork, fingerprint
@@ -76,7 +77,7 @@ def measure(
     """
     chosen = chosen_images(source, images, seed)
     grid = network.native_schedule.check_times(torch.as_tensor(times))
-    accelerator = Accelerator()
+    accelerator = processes.accelerator()
     journal: Journal | None = None
     if directory is not None and accelerator.is_main_process:
         journal = Journal(Path(directory) / "numbers.jsonl", _identity(network, source, chosen, seed))

@@ -15,9 +15,9 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
+from optcov import processes
 from optcov.bundle import NumbersPerTime
 from optcov.forward import ForwardProcess
 from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
@@ -62,7 +62,7 @@ class FeatureStream:
     ):
         self.network, self.tasks, self.batches, self.count = network.eval(), tasks, batches, count
         self.cache_bytes, self.progress = cache_bytes, progress
-        self.accelerator = Accelerator()
+        self.accelerator = processes.accelerator()
         if batches.batch_size % self.accelerator.num_processes:
             raise TrainingError(
                 f"a batch of {batches.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
@@ -147,7 +147,7 @@ def fit_closed_form(
         summed: Tensor = stream.accelerator.reduce(total.to(device), "sum")
         return summed.cpu()
 
-    heads = {name: task.module.eval() for name, task in tasks.items()}
+    heads = {name: task.module.to(device).eval() for name, task in tasks.items()}
     squared = {name: head for name, head in heads.items() if loss == "mse" and name != "range"}
     scored = {name: head for name, head in heads.items() if name not in squared}
     timed = {name: head for name, head in heads.items() if isinstance(head, TimedHead)}
