@@ -168,8 +168,8 @@ def variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | No
             f"noise_cap = {noise_cap} counts 8-bit levels and needs a data_range; pass data_range to the process, or "
             f"noise_cap=None"
         )
-    if not noise_cap > 0:
-        raise ValueError(f"noise_cap = {noise_cap} must be a positive number of 8-bit levels, or None")
+    if not 0 < noise_cap <= 255:
+        raise ValueError(f"noise_cap = {noise_cap} must be a positive number of 8-bit levels, at most 255, or None")
     low, high = process.data_range
     return (noise_cap * (high - low) / 255 * math.sqrt(math.pi / 2)) ** 2
 
