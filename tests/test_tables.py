@@ -20,7 +20,7 @@ from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImage
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
 from optcov.tables.normalised import normalised_steps, search_steps
-from optcov.tables.render import comma_separated, latex, markdown, write_table
+from optcov.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.tables.result import Entry, Row, Section
 from small_bundles import SHAPE, small_bundle, small_head
 
@@ -407,6 +407,13 @@ def test_markdown_has_the_best_in_bold_and_the_papers_number_beside() -> None:
     assert "| SN_DDPM | **1.00 ± 0.25** (3.65) | - |" in text
     assert "| DDPM, beta | 2.00 ± 0.50 (3.04) | 5.00 |" in text
     assert "holds: less is more (K = 10: -1 ± 0.1)" in text
+
+
+def test_brackets_are_announced_where_there_are_any() -> None:
+    section = _example().sections[0]
+    assert section_title(section) == "linear (the paper's CIFAR10 (LS) in brackets)"
+    bare = tuple(replace(row, entries=tuple(replace(e, paper=None) for e in row.entries)) for row in section.rows)
+    assert section_title(replace(section, rows=bare)) == "linear"
 
 
 def test_latex_escapes_what_tex_reserves() -> None:

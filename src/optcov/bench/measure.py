@@ -4,6 +4,7 @@ name               our work                                        against
 heads              a step with every head (convolution)            the bare forward pass
 heads_residual     a step with a residual head                     the bare forward pass
 sampler            optcov.sample with an NPR head                  diffusers' DDPMPipeline, same network
+sampler_ddim       the same by DDIM's forward process              diffusers' DDIMPipeline, same network
 stage2             an AdamW step for SN and NPR                    the bare forward pass
 closed_form        a pass of Fisher scoring for SN and NPR         the bare forward pass
 sweep              a sweep's work outside the network, at t = N    a loop over all s
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[BenchSize], Contest]] = {
     "heads": work.heads,
     "heads_residual": work.heads_residual,
     "sampler": work.sampler,
+    "sampler_ddim": work.sampler_ddim,
     "stage2": work.stage2,
     "closed_form": work.closed_form,
     "sweep": work.sweep,

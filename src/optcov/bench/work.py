@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -69,21 +70,17 @@ def heads_residual(size: BenchSize) -> Contest:
 
 
 def sampler(size: BenchSize) -> Contest:
-    """Our sampler with a head against diffusers' pipeline on the same U-Net."""
+    """Our sampler with a head against diffusers' DDPM pipeline on the same U-Net."""
     from diffusers import DDPMPipeline, DDPMScheduler
 
-    unet = _unet(size)
-    schedule = Schedule.linear()
-    process = ReverseProcess(_headed(unet, {"npr": _conv_head(size)}), ForwardProcess(schedule), "npr")
-    pipeline = DDPMPipeline(unet, DDPMScheduler())
-    pipeline.set_progress_bar_config(disable=True)
-    trajectory = Trajectory.even(schedule, SAMPLER_STEPS)
-    return Contest(
-        "optcov.sample, NPR",
-        lambda: sample(process, trajectory, _shape(size)),
-        "diffusers' DDPMPipeline",
-        lambda: pipeline(size.batch, num_inference_steps=SAMPLER_STEPS, output_type="pt"),
-    )
+    return _pipeline(size, 1.0, "optcov.sample, NPR-DDPM", lambda unet: DDPMPipeline(unet, DDPMScheduler()))
+
+
+def sampler_ddim(size: BenchSize) -> Contest:
+    """The same of the DDIM forward process."""
+    from diffusers import DDIMPipeline, DDIMScheduler
+
+    return _pipeline(size, 0.0, "optcov.sample, NPR-DDIM", lambda unet: DDIMPipeline(unet, DDIMScheduler()))
 
 
 def stage2(size: BenchSize) -> Contest:
@@ -177,6 +174,20 @@ def dynamic_program(size: BenchSize) -> Contest:
         f"all {N} rows",
         plain,
         PLAIN_ROWS / N,
+    )
+
+
+def _pipeline(size: BenchSize, eta: float, name: str, build: Callable[[nn.Module], Any]) -> Contest:
+    unet, schedule = _unet(size), Schedule.linear()
+    process = ReverseProcess(_headed(unet, {"npr": _conv_head(size)}), ForwardProcess(schedule, eta), "npr")
+    pipeline = build(unet)
+    pipeline.set_progress_bar_config(disable=True)
+    trajectory = Trajectory.even(schedule, SAMPLER_STEPS)
+    return Contest(
+        name,
+        lambda: sample(process, trajectory, _shape(size)),
+        f"diffusers' {type(pipeline).__name__}",
+        lambda: pipeline(size.batch, num_inference_steps=SAMPLER_STEPS, output_type="pt"),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from optcov import storage
 from optcov.tables import Entry, Section, TableResult
+from optcov.tables.render import section_title
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
@@ -108,10 +109,9 @@ def _table(section: Section) -> str:
         group = row.group
         cells = "".join(f"<td>{_entry(entry, section.decimals)}</td>" for entry in row.entries)
         lines.append(f"<tr{mark}><th scope=row>{html.escape(row.name)}</th>{cells}</tr>")
-    paper = f" (the paper's {section.paper_setting} in brackets)" if section.paper_setting else ""
-    caption = html.escape(section.heading + paper)
+    title = html.escape(section_title(section))
     return (
-        f"<h3>{caption}</h3><div class=wide><table><thead><tr><th></th>{header}</tr></thead>"
+        f"<h3>{title}</h3><div class=wide><table><thead><tr><th></th>{header}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

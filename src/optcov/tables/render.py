@@ -45,10 +45,9 @@ def markdown(result: TableResult) -> str:
 
 
 def section_title(section: Section) -> str:
-    """The heading, and whose numbers are in brackets."""
-    if section.paper_setting is None:
-        return section.heading
-    return f"{section.heading} (the paper's {section.paper_setting} in brackets)"
+    """The heading, and whose numbers are in brackets, if there are any."""
+    compared = any(entry.published(section.decimals) for row in section.rows for entry in row.entries)
+    return section.heading + (f" (the paper's {section.paper_setting} in brackets)" if compared else "")
 
 
 def comma_separated(result: TableResult) -> str:
