@@ -235,6 +235,15 @@ def test_a_finished_run_does_nothing_more(tmp_path):
     assert same(weights(first), weights(second))
 
 
+def test_a_run_that_was_killed_before_it_removed_an_old_checkpoint_removes_it(tmp_path):
+    run = training(tmp_path, keep=1)
+    list(run.run())
+    assert run.store.steps() == [6]
+    run.store.path(4).write_bytes(run.store.path(6).read_bytes())  # as if killed between the two
+    assert list(training(tmp_path, keep=1).run()) == []
+    assert run.store.steps() == [6]
+
+
 def test_other_settings_do_not_continue_a_run(tmp_path):
     list(training(tmp_path).run())
     with pytest.raises(TrainingError, match=r"learning_rate = 0.01, not 0.5"):

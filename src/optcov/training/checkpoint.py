@@ -59,7 +59,7 @@ class CheckpointStore:
         }
         state = {"step": checkpoint.step, "identity": checkpoint.identity, "best": checkpoint.best}
         write_tensors(self.path(checkpoint.step), tensors, {"state": json.dumps(state, allow_nan=False)})
-        self._prune(None if checkpoint.best is None else checkpoint.best[0])
+        self.prune(checkpoint.best)
 
     def load(self, step: int) -> Checkpoint:
         """Read the checkpoint after a step."""
@@ -83,10 +83,11 @@ class CheckpointStore:
         steps = self.steps()
         return self.load(steps[-1]) if steps else None
 
-    def _prune(self, best: int | None) -> None:
+    def prune(self, best: tuple[int, float] | None) -> None:
+        """Remove the checkpoints that the rule does not keep; best is the step and score of one that stays."""
         steps = self.steps()
         for step in steps[: -self.keep]:
-            if step != best and not (self.keep_every and step % self.keep_every == 0):
+            if (best is None or step != best[0]) and not (self.keep_every and step % self.keep_every == 0):
                 self.path(step).unlink(missing_ok=True)
 
 

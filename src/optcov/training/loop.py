@@ -194,6 +194,8 @@ class Training:
         copy_into(self.average, checkpoint.average, "averaged weights")
         restore_optimizer(self.optimizer.optimizer, self.parameters, checkpoint.optimizer)
         self.step, self.best = checkpoint.step, checkpoint.best
+        if self.accelerator.is_main_process:
+            self.store.prune(self.best)  # a run that was killed after its last save has not come to it
 
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
         free = {"checkpoint_every", "keep", "keep_every", "log_every"}  # do not touch the result
