@@ -8,6 +8,7 @@ import types
 import warnings
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from optcov.metrics import (
     measure_frechet,
     merge_all,
 )
-from optcov.metrics.sources import split_method
+from optcov.metrics.sources import Drawing, draw_images, split_method
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -366,7 +367,6 @@ def test_methods_are_told_from_paths() -> None:
 
 
 def test_a_bundle_and_method_is_drawn_with_its_seeds() -> None:
-    from optcov.metrics.sources import Drawing, draw_images
     from small_bundles import SHAPE, small_bundle
 
     small = small_bundle()
@@ -400,3 +400,36 @@ def test_frechet_command_compares_images_with_statistics(tmp_path: Path, monkeyp
     assert json.loads(second.stdout)["value"] == pytest.approx(exact.value, rel=1e-9)
     shown = CliRunner().invoke(app, ["frechet", str(tmp_path / "s.npz"), str(tmp_path / "b.npz")])
     assert "limit of many samples" in shown.stdout
+
+
+def test_frechet_command_compares_directories_and_what_bundles_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    from optcov.cli import app
+    from small_bundles import SHAPE, small_bundle
+
+    small = Extractor(lambda batch: batch.float().flatten(1)[:, :5], "FD-small")
+    monkeypatch.setattr("optcov.metrics.find_extractor", lambda name: small)
+    shown = images(12, shape=SHAPE)
+    (tmp_path / "pictures").mkdir()
+    for number, image in enumerate(shown.images):
+        Image.fromarray(image[0].numpy()).save(tmp_path / "pictures" / f"{number:02}.png")
+    data.write_npz(tmp_path / "a.npz", shown)
+    small_bundle().save(tmp_path / "small")
+
+    def frechet(first: object, second: object) -> dict[str, Any]:
+        arguments = ["frechet", str(first), str(second), "--json", "--samples", "6", "--steps", "3"]
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    same = frechet(tmp_path / "pictures", tmp_path / "a.npz")
+    assert same["value"] == pytest.approx(0, abs=1e-6)
+    assert same["counts"] == [12, 12]
+    drawn = frechet(f"{tmp_path / 'small'}:SN-DDIM", tmp_path / "pictures")
+    assert drawn["counts"] == [6, 12]
+    expected = draw_images(small_bundle(), "SN-DDIM", Drawing(samples=6, steps=3))
+    exact = measure_frechet(small.features(expected), small.features(shown))
+    assert drawn["value"] == pytest.approx(exact.value, rel=1e-3)  # networks on disk are laid out otherwise
