@@ -17,6 +17,7 @@ from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
+from optcov.tables.bounds import repeats_plan
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
 from optcov.tables.normalised import normalised_steps, search_steps
@@ -290,6 +291,21 @@ def test_repeats_report_the_spread_over_seeds(tmp_path: Path) -> None:
         assert len(runs) == 2
         assert entry.value == pytest.approx(sum(runs) / 2)
         assert entry.error == pytest.approx(abs(runs[0] - runs[1]) / 2**0.5)
+        assert entry.paper_text is None  # the paper has all 1000 times, this size 8
+
+
+def test_repeats_at_full_timesteps_stand_beside_the_papers_deviation(tmp_path: Path) -> None:
+    work = evaluation(schedules=("linear",))
+    cells = {("linear", seed): Cell("test", {"seed": seed, "times": 1000}, 1.0, "") for seed in (1, 2)}
+    cells = {key: replace(c, settings={**c.settings, "images": 4, "train_images": 0}) for key, c in cells.items()}
+    plan = repeats_plan(work, cells)
+    next(plan)
+    row = {"design": "npr", "K": 1000, "bits_per_dim": {"mean": 3.5}}
+    with pytest.raises(StopIteration) as stopped:
+        plan.send({cell.key: {"rows": [row]} for cell in cells.values()})
+    table = stopped.value.value
+    assert table.sections[0].rows[1].entries[0].paper_text == "3.57204 ± 0.00039"
+    assert "3.57204 ± 0.00039" in comma_separated(table)
 
 
 def test_cost_counts_the_weights_of_each_head(tmp_path: Path) -> None:

@@ -76,10 +76,11 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
             known = [value for value in values[design] if value is not None]
             name = ROW_OF_DESIGN[design]
             paper = published_value("repeats", setting, name, K)
-            entry = Entry(text="-", paper=paper)
+            in_full = None if paper is None else _with_deviation(str(setting), name)
+            entry = Entry(text="-", paper=paper, paper_text=in_full)
             if known:
                 spread = statistics.stdev(known) if len(known) > 1 else None
-                entry = Entry(statistics.fmean(known), spread, paper, details={"runs": known})
+                entry = Entry(statistics.fmean(known), spread, paper, paper_text=in_full, details={"runs": known})
             rows.append(Row(name, (entry,)))
         sections.append(Section(schedule, (f"K = {K}",), tuple(rows), setting, decimals=5).with_best())
         gaps = [
@@ -98,6 +99,12 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
     )
     title = f"Likelihood over seeds, {evaluation.bundle.name}"
     return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
+
+
+def _with_deviation(setting: str, row: str) -> str:
+    """The paper's mean and standard deviation over seeds, for the eye."""
+    found = published("repeats")["settings"][setting]["rows"][row]
+    return f"{found['mean']:.5f} ± {found['standard_deviation']:.5f}"
 
 
 def _chosen(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[dict[str, Result]]:

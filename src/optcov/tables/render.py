@@ -58,7 +58,8 @@ def comma_separated(result: TableResult) -> str:
     for section in result.sections:
         for row in section.rows:
             for column, e in zip(section.columns, row.entries, strict=True):
-                numbers = [_number(e.value), _number(e.error), _number(e.paper), section.paper_setting or ""]
+                paper = e.paper_text or _number(e.paper)
+                numbers = [_number(e.value), _number(e.error), paper, section.paper_setting or ""]
                 texts = [int(e.best), e.text or ""]
                 writer.writerow([section.heading, row.group, row.name, column, *numbers, *texts])
     return stream.getvalue()
