@@ -119,8 +119,13 @@ def test_a_cell_is_found_by_its_settings_alone(tmp_path: Path) -> None:
 
 def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
-    storage.write_json(tmp_path / "cells" / f"{cell.key}.json", {"settings": {"number": 2}, "result": {}})
-    with pytest.raises(storage.StorageError, match="not the record"):
+    path = tmp_path / "cells" / f"{cell.key}.json"
+    for record in ({"settings": {"number": 2}, "result": {}}, {"settings": {"number": 1}, "result": []}, []):
+        storage.write_json(path, record)
+        with pytest.raises(storage.StorageError, match="not the record of a; remove it"):
+            store.get(cell)
+    path.write_text("{")
+    with pytest.raises(storage.StorageError, match="not valid JSON.*; remove it"):
         store.get(cell)
 
 
@@ -157,6 +162,18 @@ def test_an_interrupted_cell_ends_with_the_same_number(tmp_path: Path, monkeypat
     fresh = work.compute(cell, tmp_path / "part")
     assert next(fresh) == 1.0
     assert _exhaust(fresh) == whole
+
+
+def test_damaged_parts_of_a_cell_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    work, path = evaluation(), tmp_path / "part.safetensors"
+    cell = work.distance_cell("linear", "SN-DDIM", 3)
+    for tensors in ({"x": torch.zeros(3)}, {"features": torch.zeros(2, 3), "evaluations": torch.zeros(3)}):
+        storage.write_tensors(path, tensors)
+        with pytest.raises(storage.StorageError, match="holds no parts of a distance; remove it"):
+            next(work.compute(cell, tmp_path / "part"))
+    path.write_bytes(b"nothing")
+    with pytest.raises(storage.StorageError, match="remove it to draw its images again"):
+        next(work.compute(cell, tmp_path / "part"))
 
 
 def test_tables_share_cells_in_a_directory(fid: tuple[Path, TableResult]) -> None:

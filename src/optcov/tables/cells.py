@@ -57,10 +57,13 @@ class CellStore:
         path = self._path(cell)
         if not path.exists():
             return None
-        record = storage.read_json(path)
-        if not isinstance(record, dict) or record.get("settings") != _plain(cell.settings) or "result" not in record:
+        try:
+            record = storage.read_json(path)
+        except storage.StorageError as error:
+            raise storage.StorageError(f"{error}; remove it to compute it again") from error
+        result = record.get("result") if isinstance(record, dict) else None
+        if not isinstance(result, dict) or record.get("settings") != _plain(cell.settings):
             raise storage.StorageError(f"{path} is not the record of {cell.label}; remove it to compute it again")
-        result: Result = record["result"]
         return result
 
     def put(self, cell: Cell, result: Result, seconds: float) -> None:

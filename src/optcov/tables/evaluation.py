@@ -19,7 +19,7 @@ from optcov.methods import METHODS, PEER_METHODS, find_method
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
-from optcov.storage import read_tensors, write_tensors
+from optcov.storage import StorageError, read_tensors, write_tensors
 from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
 from optcov.tables.images import TableImages
@@ -246,9 +246,7 @@ class Evaluation:
     def _distance(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
         wanted, path = int(cell.settings["samples"]), scratch.with_suffix(".safetensors")
         sampler, reference = self._sampler(cell.settings), self.reference
-        parts: dict[str, list[Tensor]] = {"features": [], "evaluations": []}
-        if path.exists():
-            parts = {name: [tensor] for name, tensor in read_tensors(path)[0].items()}
+        parts = _parts(path)
         done, saved = sum(len(part) for part in parts["evaluations"]), time.monotonic()
         while done < wanted:
             indices = range(done, min(done + self.batch_size, wanted))
@@ -282,6 +280,19 @@ class Evaluation:
             trajectory="even" if times is None else Trajectory(times),
             tolerance=settings["tolerance"] or 0.05,
         )
+
+
+def _parts(path: Path) -> dict[str, list[Tensor]]:
+    """What an interrupted cell has drawn already."""
+    if not path.exists():
+        return {"features": [], "evaluations": []}
+    try:
+        tensors = read_tensors(path)[0]
+    except StorageError as error:
+        raise StorageError(f"{error}; remove it to draw its images again") from error
+    if set(tensors) != {"features", "evaluations"} or len(tensors["features"]) != len(tensors["evaluations"]):
+        raise StorageError(f"{path} holds no parts of a distance; remove it to draw its images again")
+    return {name: [tensor] for name, tensor in tensors.items()}
 
 
 def row_name(name: str) -> str:
