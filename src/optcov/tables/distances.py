@@ -111,7 +111,7 @@ def notes(evaluation: Evaluation) -> tuple[str, ...]:
     name, samples = evaluation.extractor.distance, evaluation.size.samples
     found = [
         f"{name} is extrapolated from {samples} samples to infinitely many; ± is a standard error by resampling.",
-        f"The samples are compared with {evaluation.reference_name}; all methods start from the same noise.",
+        f"The samples are compared with {evaluation.reference.name}; all methods start from the same noise.",
     ]
     if "vp_sde" in evaluation.schedules:
         found.append("Euler-Maruyama and probability flow step as score_sde's code does, which the paper ran.")

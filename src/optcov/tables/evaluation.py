@@ -16,7 +16,8 @@ from optcov.bundle import Bundle, BundleError, Sampler
 from optcov.checkpoints import SOURCES
 from optcov.data import ImageSet, to_8bit
 from optcov.methods import METHODS, PEER_METHODS, find_method
-from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
+from optcov.metrics import Extractor, measure_frechet
+from optcov.metrics.frechet import Features
 from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
 from optcov.storage import StorageError, read_tensors, write_tensors
@@ -25,12 +26,12 @@ from optcov.tables.cost import compute_cost
 from optcov.tables.images import TableImages
 from optcov.tables.likelihoods import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.published import SETTING_OF_SCHEDULE
+from optcov.tables.reference import Reference
 from optcov.tables.sizes import Size
 from optcov.trajectory import Trajectory
 
 OWN = "own"  # the schedule that a bundle was trained on
 LEAST_STEPS, MOST_STEPS = 2, 1000  # of a trajectory; the most in continuous time, whose even times are thousandths
-EXACT_REFERENCE = 5000  # images from which on the reference counts as exact rather than being resampled
 SAVE_EVERY = 30.0  # seconds between saves of a cell that is being computed
 
 
@@ -61,7 +62,7 @@ class Evaluation:
         self.seed, self.batch_size = seed, batch_size
         self._methods = None if methods is None else {row_name(name) for name in methods}
         self._steps = None if steps is None else sorted(set(steps))
-        self._reference_source, self._paper = reference, paper
+        self.reference, self._paper = Reference(images, size.reference_images, reference), paper
         serves_all = isinstance(bundle.schedule, VPSchedule)
         self.schedules = tuple(schedules or (size.schedules if serves_all else (OWN,)))
         self._models: dict[str, Bundle] = {}
@@ -147,7 +148,7 @@ class Evaluation:
             "samples": self.size.samples,
             "seed": self.seed,
             "features": self.extractor.distance,
-            "reference": self._reference_identity,
+            "reference": self.reference.identity,
         }
         how = f"K = {steps}" if tolerance is None else f"tolerance {tolerance}"
         label = f"{method}, {how}{', OT' if times is not None else ''} ({schedule})"
@@ -209,43 +210,13 @@ class Evaluation:
         return digest.hexdigest()[:32]
 
     @cached_property
-    def reference(self) -> Tensor | FeatureStatistics:
-        """Features of the reference images, or statistics where they are many or all there is."""
-        if self._reference_source is not None:
-            found = features_of(self._reference_source, self.extractor)
-        else:
-            found = self.extractor.features(self._reference_images)
-            found = FeatureStatistics.of(found) if len(found) >= EXACT_REFERENCE else found
-        one = self.extractor.features(self.images.test.select(slice(0, 1)))
-        measure_frechet(one.expand(4, -1), found, groups=2)  # refuses what cannot be compared before images are drawn
-        return found
-
-    @property
-    def _reference_images(self) -> ImageSet:
-        count = self.size.reference_images
-        return self.images.reference.select(slice(0, count)) if count else self.images.reference
-
-    @property
-    def reference_name(self) -> str:
-        """What samples are compared with, in words."""
-        if self._reference_source is not None:
-            return self._reference_source
-        count = f"{len(self._reference_images):,}"
-        if self.images.embedded:
-            return f"{count} of {self.images.name}, not the training set as in the paper (give it by --data)"
-        return f"{count} training images of {self.images.name}"
-
-    @cached_property
-    def _reference_identity(self) -> str:
-        if self._reference_source is None:
-            return self._reference_images.checksum
-        file = Path(self._reference_source.partition("#")[0])
-        content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        return f"{self._reference_source} {content}".rstrip()
+    def reference_features(self) -> Features:
+        """What samples are compared with, by the extractor."""
+        return self.reference.features(self.extractor)
 
     def _distance(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
         wanted, path = int(cell.settings["samples"]), scratch.with_suffix(".safetensors")
-        sampler, reference = self._sampler(cell.settings), self.reference
+        sampler, reference = self._sampler(cell.settings), self.reference_features
         parts = _parts(path)
         done, saved = sum(len(part) for part in parts["evaluations"]), time.monotonic()
         while done < wanted:

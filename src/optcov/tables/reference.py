@@ -1,0 +1,61 @@
+"""What samples are compared with: images of the table, or a source that was named."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+from optcov.data import ImageSet
+from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
+from optcov.metrics.frechet import Features
+from optcov.tables.images import TableImages
+
+EXACT = 5000  # images from which on a reference counts as exact rather than being resampled
+
+
+@final
+@dataclass(frozen=True)
+class Reference:
+    """The first images of a table's reference set, or another source in their place."""
+
+    images: TableImages
+    count: int  # of the images; 0: all
+    source: str | None = None  # images, statistics or BUNDLE:METHOD, as optcov frechet reads them
+
+    def features(self, extractor: Extractor) -> Features:
+        """Features, or statistics where images are many or statistics all there is; refuses what cannot be compared."""
+        found: Features
+        if self.source is not None:
+            found = features_of(self.source, extractor)
+        else:
+            found = extractor.features(self._chosen)
+            found = FeatureStatistics.of(found) if len(found) >= EXACT else found
+        one = extractor.features(self.images.test.select(slice(0, 1)))
+        measure_frechet(one.expand(4, -1), found, groups=2)  # so that it is refused before images are drawn
+        return found
+
+    @cached_property
+    def identity(self) -> str:
+        """Changes with the content, as far as it is one file."""
+        if self.source is None:
+            return self._chosen.checksum
+        file = Path(self.source.partition("#")[0])
+        content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        return f"{self.source} {content}".rstrip()
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        if self.source is not None:
+            return self.source
+        count = f"{len(self._chosen):,}"
+        if self.images.embedded:
+            return f"{count} of {self.images.name}, not the training set as in the paper (give it by --data)"
+        return f"{count} training images of {self.images.name}"
+
+    @property
+    def _chosen(self) -> ImageSet:
+        return self.images.reference.select(slice(0, self.count)) if self.count else self.images.reference
