@@ -113,7 +113,7 @@ class TimedHead(Head):
 
 def _hats(x: Tensor, knots: Tensor) -> Tensor:
     """Hat functions at x (B,), (B, K): linear interpolation between ascending knots, constant beyond them."""
-    x = x.clamp(float(knots[0]), float(knots[-1]))
+    x = x.clamp(knots[0], knots[-1])  # tensors: reading them would make a GPU wait
     right = torch.searchsorted(knots, x).clamp(1, len(knots) - 1)
     share = (x - knots[right - 1]) / (knots[right] - knots[right - 1])
     hats = torch.zeros(len(x), len(knots), dtype=x.dtype, device=x.device)
