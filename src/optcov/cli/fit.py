@@ -62,7 +62,6 @@ def command(
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
     from optcov import __version__
-    from optcov import data as image_data
     from optcov.bundle.description import describe
     from optcov.processes import this_process
     from optcov.storage import directory_lock
@@ -72,11 +71,10 @@ def command(
     # everything that can be refused is looked at before the long work
     bundle = open_predictor(source, schedule, half)
     bundle.check_target(out)
-    train = image_data.load(data, "train")
-    test = image_data.load(data, "test") if calibration_samples else None
+    train, test = _images(bundle, data, calibration_samples > 0)
     loss = "mse" if paper_exact else "gamma"
     chosen = [] if heads == "none" else names(heads)
-    example = _example(bundle, train)
+    example = train.unit(slice(0, 1))
     tasks = new_heads(bundle.network, example, chosen, None if kind == "auto" else kind, loss, seed) if chosen else {}
     closed_form = bool(tasks) and kind != "residual"
     grid = time_grid(bundle.network.native_schedule, times or None)
@@ -110,6 +108,8 @@ def command(
             bundle = _calibrate(bundle, test, calibration_samples, seed)
         if state.is_main_process:
             bundle.save(out)
+    if not state.is_main_process:
+        return
     if json:
         print_json(describe(str(out)))
         return
@@ -145,15 +145,17 @@ def _score(
     return SampleScore(headed.network, images, ScoreSettings(samples, steps, method, features, seed))
 
 
-def _example(bundle: Bundle, images: ImageSet) -> Any:
-    import torch
+def _images(bundle: Bundle, data: str, held_out: bool) -> tuple[ImageSet, ImageSet | None]:
+    """What heads are fitted on, and what they are calibrated on."""
+    from optcov import data as image_data
 
-    if images.shape != tuple(bundle.image_shape):
+    train = image_data.load(data, "train")
+    if train.shape != tuple(bundle.image_shape):
         raise ValueError(
-            f"the noise predictor takes images of shape {tuple(bundle.image_shape)}, but {images.name} has "
-            f"{images.shape}; use the images that it was trained on"
+            f"the noise predictor takes images of shape {tuple(bundle.image_shape)}, but {train.name} has "
+            f"{train.shape}; use the images that it was trained on"
         )
-    return images.unit(torch.arange(1))
+    return train, image_data.load(data, "test") if held_out else None
 
 
 def _fit(

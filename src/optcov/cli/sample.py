@@ -67,24 +67,14 @@ def command(
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
     if compare:
-        columns = numbers(steps_list, "--compare-steps", "5,10,25")
-        rows = [name.strip() for name in methods.split(";")]
-        picture = _compare(model, out or _default(model, "compare.png"), rows, columns, min(n, IN_PICTURE), seed)
+        done = _compare(model, out, methods, steps_list, min(n, IN_PICTURE), seed)
         if json:
-            print_json({"picture": str(picture), "methods": rows, "steps": columns})
+            print_json(done)
         else:
-            finish(picture, "optcov", "sample", bundle, "--variance-map")
+            finish(Path(done["picture"]), "optcov", "sample", bundle, "--variance-map")
         return
-    sampler = bundles.Sampler(
-        model,
-        method,
-        steps,
-        seed,
-        trajectory=trajectory,
-        noise_cap=noise_cap,
-        last_step=last_step,
-        tolerance=tolerance,
-    )
+    options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
+    sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or _default(model, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""
     caption = f"{model.name}: {sampler.title}{times}, seed {seed}"
@@ -172,16 +162,19 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
     errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)
 
 
-def _compare(model: Bundle, out: Path, methods: list[str], steps: list[int], count: int, seed: int) -> Path:
+def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: int, seed: int) -> dict[str, Any]:
+    """Draw the picture of methods against steps, and say what is in it."""
     from optcov.report.comparison import compare, draw_comparison
 
-    picture = out if out.suffix == ".png" else out / "compare.png"
-    cells = compare(model, methods, steps, count, seed)
-    effort = f"{', '.join(map(str, steps))} steps from the same noise"
-    announce(f"{model.name}: {'; '.join(methods)} in {effort}, as one picture to {picture}")
-    tracked = track(cells, len(methods) * len(steps), "methods and steps", "cells")
+    columns = numbers(steps, "--compare-steps", "5,10,25")
+    rows = [name.strip() for name in methods.split(";")]
+    chosen = out or _default(model, "compare.png")
+    picture = chosen if chosen.suffix == ".png" else chosen / "compare.png"
+    cells = compare(model, rows, columns, count, seed)
+    announce(f"{model.name}: {methods} in {steps} steps from the same noise, as one picture to {picture}")
+    tracked = track(cells, len(rows) * len(columns), "methods and steps", "cells")
     draw_comparison(list(tracked), picture, f"{model.name}: the same noise by every method")
-    return picture
+    return {"picture": str(picture), "methods": rows, "steps": columns}
 
 
 def _variance_map(sampler: Sampler, path: Path, count: int) -> None:

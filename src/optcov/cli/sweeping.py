@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optcov.bundle import Bundle
+    from optcov.data import ImageSet
     from optcov.estimators import PerTime
-    from optcov.likelihood import CostTable
+    from optcov.likelihood import CostTable, Sweep
     from optcov.schedule import Schedule
 
 
@@ -47,24 +48,16 @@ def run_sweep(
 
     lengths: numbers of steps that are wanted of the table; refused before the sweep if none fits.
     """
-    import torch
-
     from optcov import bundle as bundles
-    from optcov import data as image_data
     from optcov.forward import ForwardProcess
-    from optcov.likelihood import Sweep, fitting_lengths, gather
+    from optcov.likelihood import Sweep, gather
     from optcov.networks import fingerprint
     from optcov.processes import this_process
     from optcov.reverse import ReverseProcess
 
     state = this_process()
     model = bundles.load(options.bundle, options.schedule)
-    source = image_data.load(options.data, split)
-    source = source.select(torch.arange(min(images, len(source))))
-    if source.shape != tuple(model.image_shape):
-        raise ValueError(
-            f"{options.data} has images of shape {source.shape}, but {model.name} needs {model.image_shape}"
-        )
+    source = _first_images(options.data, split, images, model)
     process = ReverseProcess(
         model.network.to(state.device), ForwardProcess(model.schedule, options.eta), "beta_tilde", model.data_range
     )
@@ -86,14 +79,29 @@ def run_sweep(
         identity=fingerprint(model.network),
         state=out / f"{split}-seed{options.seed}-{state.process_index}-of-{state.num_processes}.safetensors",
     )
-    if lengths:
-        left_out = sorted(set(lengths) - set(fitting_lengths(sweep.grid, lengths)))
-        if left_out:
-            announce(f"K = {', '.join(map(str, left_out))} left out: there are only {len(sweep.grid)} times")
+    _check_lengths(sweep, lengths)
     announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
     for _ in track(sweep, len(sweep), f"{split} images", "batches", fresh(lambda progress: progress.done)):
         pass
     return gather(sweep.table, state.num_processes)
+
+
+def _first_images(data: str, split: str, count: int, model: Bundle) -> ImageSet:
+    from optcov import data as image_data
+
+    source = image_data.load(data, split)
+    if source.shape != tuple(model.image_shape):
+        raise ValueError(f"{data} has images of shape {source.shape}, but {model.name} needs {model.image_shape}")
+    return source.select(slice(0, count))
+
+
+def _check_lengths(sweep: Sweep, lengths: Sequence[int]) -> None:
+    """Refuse numbers of steps none of which fits the times of a sweep, and name those that do not."""
+    from optcov.likelihood import fitting_lengths
+
+    left_out = sorted(set(lengths) - set(fitting_lengths(sweep.grid, lengths))) if lengths else []
+    if left_out:
+        announce(f"K = {', '.join(map(str, left_out))} left out: there are only {len(sweep.grid)} times")
 
 
 def report_clamps(table: CostTable) -> None:
