@@ -167,7 +167,9 @@ def _fit(
 
     with torch.no_grad(), watch_passes("heads") as note:
         fit = fit_closed_form(bundle.network, tasks, batches, settings["images"], loss, settings["time_weighted"], note)
-    rows = [(name, len(r.losses), r.losses[-1], r.converged) for name, r in fit.reports.items()]
+    rows = [
+        (name, len(r.losses), f"{r.losses[-1]:.4f}", "yes" if r.converged else "no") for name, r in fit.reports.items()
+    ]
     print_table("closed-form fit", ("head", "passes", "loss per pixel", "converged"), rows, errors)
     return fit.numbers
 
@@ -227,7 +229,7 @@ def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundl
                 result = calibrate(bundle.network, test, name, samples, seed=seed + 1, progress=note)
             record[name] = result.to_json()
             rows = [
-                (f"{low:.3g}..{high:.3g}", f"{ratio:.3f}", f"{error:.3f}")
+                (f"{low:.4g}..{high:.4g}", f"{ratio:.3f}", f"{error:.3f}")
                 for low, high, ratio, error in zip(
                     result.edges[:-1], result.edges[1:], result.ratio, result.error, strict=True
                 )

@@ -59,7 +59,8 @@ def watch_passes(what: str, unit: str = "batches") -> Iterator[Callable[[int, in
             nonlocal passes
             if done == 1:
                 passes += 1
-                progress.reset(task, total=total, description=f"{what}, pass {passes}", rate="")
+                number = f", pass {passes}" if passes > 1 else ""
+                progress.reset(task, total=total, description=f"{what}{number}", rate="")
             progress.update(task, completed=done)
             _show_rate(progress, task, unit)
 

@@ -80,7 +80,7 @@ def command(
     caption = f"{model.name}: {sampler.title}{times}, seed {seed}"
     if variance_map:
         require_variance(sampler)
-    announce(f"{caption}: {n} images to {out}, but those that are there already")
+    announce(f"{caption}: draws {n} images to {out}; those that are there stay")
     with resumable(out):
         done = _sample(sampler, caption, out, n, batch_size, file_format, state)
     if not state.is_main_process:

@@ -75,7 +75,7 @@ def command(
     run = table_run(name, evaluation, out, optimal=optimal, target=target)
     announce(
         f"table {name} of {model.name} on {table_images.name}, {evaluation.size.name} size, schedules "
-        f"{', '.join(evaluation.schedules)}: {run.total:,.0f} network evaluations but those kept in {out}"
+        f"{', '.join(evaluation.schedules)}: {run.total:,.0f} network evaluations, less what is kept in {out}"
     )
     with resumable(out):
         _drain(run, name, quiet=not state.is_main_process)
