@@ -358,3 +358,17 @@ def test_state_of_another_kind_is_refused_though_it_is_whole(tmp_path):
             storage.write_tensors(path, {"other.weight": torch.ones(2)}, metadata)
             with pytest.raises(ValueError, match=path.name):
                 read()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")],
+    ids=["python", "torch"],
+)
+def test_too_little_memory_is_one_sentence(place, optcov, tmp_path, error):
+    with mock.patch("optcov.bundle.load", side_effect=error):
+        said = optcov("sample", place / "bundle", "--out", tmp_path / "out")
+    assert said.code == 2
+    assert said.err.startswith("error: there is not enough memory for this; use a smaller batch")
+    assert len(said.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

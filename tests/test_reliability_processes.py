@@ -134,7 +134,7 @@ BEGUN = {  # a file that tells that the work of both processes is under way, and
     "train": ("checkpoints/step-0000000[3-9]*", ["--steps", "100"]),
     "sample": ("images/*.png", ["--n", "600"]),
     "bpd": (".lock", ["--images", "20", "--train-images", "24", "--times", "24", "--batch-size", "1"]),
-    "table": ("cells/*.lock", ["--images", "20", "--train-images", "24", "--times", "24"]),
+    "table": ("scratch/*.lock", ["--images", "20", "--train-images", "24", "--times", "24"]),
 }
 
 

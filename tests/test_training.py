@@ -158,6 +158,12 @@ def test_flips_are_mirror_images():
     assert not torch.equal(plain, flipped)
 
 
+@pytest.mark.parametrize("size", [0, 10**12])
+def test_a_batch_that_no_memory_holds_is_refused(size):
+    with pytest.raises(TrainingError, match=f"batch_size = {size} must be at least 1 and at most"):
+        Batches(images(), Schedule.vp_sde(), size)
+
+
 # schedule of the optimizer
 
 

@@ -102,6 +102,12 @@ def main() -> None:
         from optcov.cli.console import fail
 
         fail(_sentence(error) if isinstance(error, UsageError) else str(error))
+    except (MemoryError, RuntimeError) as error:
+        if os.environ.get("OPTCOV_TRACEBACK") or not _out_of_memory(error):
+            raise
+        from optcov.cli.console import fail
+
+        fail("there is not enough memory for this; use a smaller batch, smaller images or a smaller network")
     except typer.Abort:
         code = 130  # what shells say for Ctrl-C
     sys.exit(code if isinstance(code, int) else 0)
@@ -111,3 +117,9 @@ def _sentence(error: Any) -> str:
     """What is wrong with the words of a command, and where the right ones are."""
     command = [word for word in sys.argv[1:2] if word in COMMANDS]
     return f"{error.format_message().rstrip('.')}; {' '.join(['optcov', *command, '--help'])} tells what there is"
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: torch has a type of its own for GPUs only."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said

@@ -17,6 +17,8 @@ from optcov.networks.times import FIRST_TIME
 from optcov.schedule import Schedule
 from optcov.training.config import TrainingError
 
+MOST = 2**20  # images of a batch: beyond, a slip of the finger would fill the memory
+
 
 class Source(Protocol):
     """Where clean data comes from; `optcov.data.ImageSet` is one."""
@@ -62,8 +64,8 @@ class Batches:
     flip: bool = False  # mirror each image with probability 1/2
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise TrainingError(f"batch_size = {self.batch_size} must be at least 1")
+        if not 1 <= self.batch_size <= MOST:
+            raise TrainingError(f"batch_size = {self.batch_size} must be at least 1 and at most {MOST}")
         if len(self.source) < 1:
             raise TrainingError("there is no data to train on")
 
