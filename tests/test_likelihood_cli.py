@@ -72,6 +72,19 @@ def test_every_design_has_a_last_step_of_its_own(saved: Path, tmp_path: Path) ->
     assert (shown["images"], shown["train_images"]) == (4, 2)  # as many as there are, not as many as were asked for
 
 
+def test_runs_with_other_settings_share_a_directory_and_one_that_is_repeated_is_not_computed_again(
+    saved: Path, tmp_path: Path
+) -> None:
+    options = ("--images", 2, "--train-images", 2, "--steps", "3", "--out", tmp_path, "--json")
+    first = run("bpd", saved / "small", saved / "images.npy", "--times", 4, *options)
+    states = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    assert len(states) == 2
+    assert run("bpd", saved / "small", saved / "images.npy", "--times", 5, *options) != first
+    assert run("bpd", saved / "small", saved / "images.npy", "--times", 4, *options) == first
+    assert {path: path.stat().st_mtime_ns for path in states} == states
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
+
+
 def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path: Path) -> None:
     exported = tmp_path / "timesteps.json"
     options = ("--images", 4, "--max-steps", 6, "--out", tmp_path / "state", "--diffusers", exported)

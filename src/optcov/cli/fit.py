@@ -73,7 +73,9 @@ def command(
     bundle.check_target(out)
     train, test = _images(bundle, data, calibration_samples > 0)
     loss = "mse" if paper_exact else "gamma"
-    chosen = [] if heads == "none" else names(heads)
+    # a network that learned its variance keeps it in the place of a head
+    own = {"range"} if bundle.network.learned_range else set()
+    chosen = [] if heads == "none" else [name for name in names(heads) if name not in own]
     example = train.unit(slice(0, 1))
     tasks = new_heads(bundle.network, example, chosen, None if kind == "auto" else kind, loss, seed) if chosen else {}
     closed_form = bool(tasks) and kind != "residual"

@@ -46,11 +46,11 @@ def command(
     def watch(batches: Iterable[Tensor]) -> Iterator[Tensor]:
         return track(batches, samples, "drawing", "images", len)
 
-    opened = [open_source(source, drawing, watch) for source in (first, second)]
+    opened = [open_source(source, extractor, drawing, watch) for source in (first, second)]
     drawn = [source for source in (first, second) if split_method(source)[1]]
     effort = f", {samples} images of {' and '.join(drawn)} in {steps} steps" if drawn else ""
     announce(f"measures {extractor.distance} between {first} and {second}{effort}")
-    one, other = (features(extractor) for features in opened)
+    one, other = (features() for features in opened)
     distance = measure_frechet(one, other)
     measured = {name: value for name, value in asdict(distance).items() if name != "replicates"}
     result = {"distance": extractor.distance, "first": first, "second": second, **measured}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,8 @@ def run_sweep(
     )
     designs = names(options.designs) or None
     mean_square_noise, mean_square_residual = _numbers_per_time(options, designs, model, numbers_from)
+    identity = fingerprint(model.network)
+    key = _key(options, images, identity, 0 if numbers_from is None else int(numbers_from.images.sum()))
     sweep = Sweep(
         process,
         source,
@@ -76,14 +79,20 @@ def run_sweep(
         batch_size=options.batch_size,
         shard=(state.process_index, state.num_processes),
         device=state.device,
-        identity=fingerprint(model.network),
-        state=out / f"{split}-seed{options.seed}-{state.process_index}-of-{state.num_processes}.safetensors",
+        identity=identity,
+        state=out / f"{split}-{key}-{state.process_index}-of-{state.num_processes}.safetensors",
     )
     _check_lengths(sweep, lengths)
     announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
     for _ in track(sweep, len(sweep), f"{split} images", "batches", fresh(lambda progress: progress.done)):
         pass
     return gather(sweep.table, state.num_processes)
+
+
+def _key(options: SweepOptions, *facts: object) -> str:
+    """Tells sweeps apart that share a directory: each setting has a state of its own."""
+    settings = {**asdict(options), "batch_size": None}  # which does not change the result
+    return hashlib.sha256(repr((settings, facts)).encode()).hexdigest()[:12]
 
 
 def _first_images(data: str, split: str, count: int, model: Bundle) -> ImageSet:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -37,6 +37,15 @@ class Extractor:
 
     function: Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> floating point (B, d)
     distance: str  # FID, FD-fashion, ...
+    shape: tuple[int, ...] | None = None  # (C, H, W) that the function takes; None for any
+
+    def check(self, shape: Sequence[int], name: str) -> None:
+        """Refuse images of a shape that the function does not take, before they are drawn or read on."""
+        if self.shape not in (None, tuple(shape)):
+            raise MetricError(
+                f"{self.distance} is for images of shape {self.shape}, but {name} has {tuple(shape)}; choose other "
+                f"features, such as --features lite0 or --features inception:FILE"
+            )
 
     def features(self, images: ImageSet, batch: int = 250) -> Tensor:
         """Features of all images, float64 (n, d)."""
@@ -57,7 +66,7 @@ def find_extractor(name: str) -> Extractor:
     """Look a feature extractor up by its name; the module's docstring lists them."""
     kind, _, argument = name.partition(":")
     if kind == "fashion" and not argument:
-        return Extractor(lambda images: fashion_classifier()(from_8bit(images)), "FD-fashion")
+        return Extractor(lambda images: fashion_classifier()(from_8bit(images)), "FD-fashion", (1, 28, 28))
     if kind == "lite0" and not argument:
         return Extractor(_lite0(), "FD-lite0")
     if kind == "inception" and argument:

@@ -41,29 +41,31 @@ class Drawing:
 
 def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Features:
     """Features (n, d) of a source, or its statistics if it is a file of statistics."""
-    return open_source(source, drawing)(extractor)
+    return open_source(source, extractor, drawing)()
 
 
 def open_source(
-    source: str, drawing: Drawing | None = None, watch: Watch = lambda batches: batches
-) -> Callable[[Extractor], Features]:
-    """Read a source, which may be refused, and return what then takes long: its features by an extractor.
+    source: str, extractor: Extractor, drawing: Drawing | None = None, watch: Watch = lambda batches: batches
+) -> Callable[[], Features]:
+    """Read a source, which may be refused, and return what then takes long: to draw its images and find their features.
 
     watch: sees the batches that are drawn from a bundle.
     """
     bundle, method = split_method(source)
     if method is not None:
         model = load(bundle)
+        extractor.check(model.image_shape, source)
         model.network.to(this_process().device)
-        return lambda extractor: extractor.features(draw_images(model, method, drawing or Drawing(), watch))
+        return lambda: extractor.features(draw_images(model, method, drawing or Drawing(), watch))
     if source.endswith(".npz") and Path(source).is_file():
         arrays = read_npz(Path(source))
         if {"mu", "sigma"} <= set(arrays):
             statistics = statistics_from(arrays, Path(source))
-            return lambda extractor: statistics
+            return lambda: statistics
     name, _, split = source.rpartition("#")
     images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")
-    return lambda extractor: extractor.features(images)
+    extractor.check(images.shape, source)
+    return lambda: extractor.features(images)
 
 
 def split_method(source: str) -> tuple[str, str | None]:
