@@ -73,6 +73,15 @@ def plan_of(numbers: list[int]) -> Plan[int]:
     return sum(result["number"] for result in results.values())
 
 
+def test_the_full_size_chooses_trajectories_on_as_many_images_as_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = {"CIFAR10 (LS)": 7, "LSUN Bedroom": 5}
+    monkeypatch.setattr("optcov.tables.evaluation.trajectory_images", paper.get)
+    for setting, wanted in ((None, 7), ("LSUN Bedroom", 5), ("CelebA 64x64", 12)):  # 12 training images in all
+        tables = evaluation(paper=setting)
+        tables.size = replace(tables.size, train_images=SIZES["full"].train_images)
+        assert tables.likelihood_cell("linear").settings["train_images"] == wanted
+
+
 def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> None:
     store, calls = CellStore(tmp_path), []
     run = TableRun(plan_of([1, 2, 3]), 3.0, store, counting(calls, fail_at=3))

@@ -25,7 +25,7 @@ from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
 from optcov.tables.images import TableImages
 from optcov.tables.likelihoods import ROW_OF_DESIGN, compute_likelihood
-from optcov.tables.published import SETTING_OF_SCHEDULE
+from optcov.tables.published import SETTING_OF_SCHEDULE, trajectory_images
 from optcov.tables.reference import Reference
 from optcov.tables.sizes import Size
 from optcov.trajectory import Trajectory
@@ -161,7 +161,9 @@ class Evaluation:
         """
         size, model = self.size, self.on(schedule)
         images = min(size.images or len(self.images.test), len(self.images.test))
-        train_images = min(size.train_images, len(self.images.train)) if choose else 0
+        present = len(self.images.train)
+        wanted = size.train_images or trajectory_images(self.paper_setting(schedule)) or present
+        train_images = min(wanted, present) if choose else 0
         steps = model.schedule.steps or 1000
         times = min(size.times, steps) or steps
         settings = {

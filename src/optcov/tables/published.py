@@ -38,6 +38,16 @@ def check_setting(setting: str) -> str:
     return setting
 
 
+def trajectory_images(setting: str | None) -> int | None:
+    """How many training images chose the optimal trajectories of a setting; None if the paper does not say.
+
+    >>> trajectory_images("CelebA 64x64")
+    10000
+    """
+    found: int | None = published("settings")["settings"].get(setting, {}).get("trajectory_images")
+    return found
+
+
 def published_value(name: str, setting: str | None, row: str, steps: int, kind: str | None = None) -> float | None:
     """The paper's number of a row at K steps; None if it has none. kind: ET or OT, for the table of likelihoods."""
     section = published(name)["settings"].get(setting)

@@ -18,7 +18,7 @@ class Size:
     reference_images: int  # images that they are compared with; 0: all
     likelihood_steps: tuple[int, ...]  # K of the tables of likelihoods
     images: int  # test images to score; 0: all
-    train_images: int  # training images that choose the optimal trajectories
+    train_images: int  # training images that choose the optimal trajectories; 0: as many as in the paper
     times: int  # of the sweep; 0: all
     repeats: int  # of the table of repeats
     search_limit: int  # largest K that the table of timesteps tries
@@ -71,7 +71,7 @@ SIZES = MappingProxyType(
                 reference_images=0,
                 likelihood_steps=(10, 25, 50, 100, 200, 400, 1000, 4000),
                 images=0,
-                train_images=50_000,
+                train_images=0,
                 times=0,
                 repeats=5,
                 search_limit=200,
