@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optcov.networks.activation import Activation
+from optcov.networks.activation import Activation, activated
+from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
 
@@ -77,6 +78,24 @@ class Head(nn.Module, ABC):
     def _start_at_zero(self) -> None:
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
+
+
+class ConvolutionalHead(Head):
+    """A head that ends with normalisation, SiLU and a 3x3 convolution to few channels."""
+
+    norm: nn.GroupNorm
+    conv: ThinConv2d
+
+    @property
+    def last(self) -> nn.Module:
+        """The last, linear layer."""
+        return self.conv
+
+    def inputs(
+        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+    ) -> Tensor:
+        """What the last layer sees."""
+        return activated(self.norm, features, activation)
 
 
 def group_norm(groups: int, channels: int, eps: float) -> nn.GroupNorm:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from torch import Tensor, nn
-
-from optcov.networks.activation import Activation, activated
-from optcov.networks.heads.base import Head, group_norm
+from optcov.networks.heads.base import ConvolutionalHead, group_norm
 from optcov.networks.thin import ThinConv2d
 
 
 @final
-class ConvHead(Head):
+class ConvHead(ConvolutionalHead):
     """Normalisation, SiLU, 3x3 convolution: the paper's head for most data sets."""
 
     kind = "conv"
@@ -31,14 +28,3 @@ class ConvHead(Head):
         self.norm = group_norm(groups, in_channels, eps)
         self.conv = ThinConv2d(in_channels, out_channels)
         self._start_at_zero()
-
-    @property
-    def last(self) -> nn.Module:
-        """The last, linear layer."""
-        return self.conv
-
-    def inputs(
-        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
-    ) -> Tensor:
-        """What the last layer sees."""
-        return activated(self.norm, features, activation)

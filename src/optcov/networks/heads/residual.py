@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from optcov.networks.activation import Activation, activated
-from optcov.networks.heads.base import Head, group_norm
+from optcov.networks.heads.base import ConvolutionalHead, group_norm
 from optcov.networks.thin import ThinConv2d
 
 
 @final
-class ResidualHead(Head):
+class ResidualHead(ConvolutionalHead):
     """A residual block with the time embedding, then normalisation, SiLU, 3x3 convolution.
 
     The block: x + conv2(SiLU(norm2(conv1(SiLU(norm1(x))) + linear(SiLU(time))))), times residual_scale; with
@@ -62,11 +62,6 @@ class ResidualHead(Head):
         self.norm = group_norm(groups, hidden, eps)
         self.conv = ThinConv2d(hidden, out_channels)
         self._start_at_zero()
-
-    @property
-    def last(self) -> nn.Module:
-        """The last, linear layer."""
-        return self.conv
 
     def inputs(
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None

@@ -8,16 +8,15 @@ from itertools import pairwise
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from optcov.networks.activation import Activation, activated
-from optcov.networks.heads.base import Head, group_norm
+from optcov.networks.heads.base import ConvolutionalHead, group_norm
 from optcov.networks.thin import ThinConv2d
 
 
 @final
-class TimedHead(Head):
+class TimedHead(ConvolutionalHead):
     """A convolution head whose weights change with the noise level, relative to the mean target of the level.
 
         log g = log base + c - softplus(c - raw),   raw = sum_k hat_k(level) conv_k(SiLU(norm(h))),   level = -log-SNR
@@ -70,17 +69,6 @@ class TimedHead(Head):
         self.register_buffer("log_scale", torch.zeros(scale_knots))
         self.register_buffer("log_gain", torch.zeros(scale_knots))
         self._start_at_zero()
-
-    @property
-    def last(self) -> nn.Module:
-        """The last, linear layer."""
-        return self.conv
-
-    def inputs(
-        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
-    ) -> Tensor:
-        """What the last layer sees."""
-        return activated(self.norm, features, activation)
 
     def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
         """Weigh the parts of the convolution by the level's hat functions."""
