@@ -9,6 +9,7 @@ files, reads the directory again, and scores them. Slopes are those of log cost 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -31,6 +32,7 @@ from optcov.metrics import FeatureStatistics
 
 SHAPE = (1, 8, 8)
 BATCH = 256
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def network(x_t: Tensor, t: float) -> NoisePrediction:
@@ -130,10 +132,13 @@ def seconds(**size: int) -> float:
 
 def megabytes(**size: int) -> float:
     """Peak memory of drawing above that of an idle process, in a process of its own: a heap that was once full hides
-    what the next one needs."""
+    what the next one needs. Blocks go back to the system when they are freed, so that what counts is what is used and
+    not what the allocator keeps in pieces."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
         idle = resident()
         draw(**size)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
