@@ -67,9 +67,7 @@ def command(
         ("K", "bits/dim", "times"),
         [(K, scores[K], _short(best[K].times)) for K in _shown(best)],
     )
-    elsewhere = ["--schedule", schedule] if schedule else []
-    use = ["--method", row.name, "--trajectory", "optimal", "--steps", str(min(10, max(best))), *elsewhere]
-    finish(bundle, "optcov", "sample", str(bundle), *use)
+    finish(bundle, "optcov", "bpd", str(bundle), data, *(["--schedule", schedule] if schedule else []))
 
 
 def _shown(best: Mapping[int, object]) -> list[int]:
