@@ -254,7 +254,7 @@ def test_a_failed_save_leaves_the_old_bundle_and_no_rubbish(tmp_path: Path, monk
         write_json(path, content)
 
     monkeypatch.setattr(storage, "write_json", full_disk)
-    with pytest.raises(storage.StorageError, match="No space left"):
+    with pytest.raises(storage.StorageError, match=rf"cannot write {tmp_path}/a/provenance.json: No space left"):
         small.with_provenance(round=2).save(tmp_path / "a")
     assert bundle.load(tmp_path / "a").provenance == {}
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -11,11 +11,14 @@ from two_processes import ENVIRONMENT, LAUNCH
 
 ASK = """
 import os
-from optcov.processes import accelerator, this_process
+from optcov.processes import accelerator, leave, this_process
 first = this_process()
 engine = accelerator()
 answer = first.process_index, first.num_processes, engine.process_index, engine.num_processes, first.device.type
 os.write(1, (" ".join(map(str, answer)) + "\\n").encode())  # at once: the other process writes there, too
+leave()
+import torch
+assert not torch.distributed.is_initialized()
 """
 
 

@@ -44,4 +44,7 @@ def test_two_processes_agree_with_one(tmp_path):
 
 
 if __name__ == "__main__":
+    from optcov.processes import leave
+
     everything(Path(sys.argv[1]))
+    leave()

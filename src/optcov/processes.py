@@ -8,6 +8,7 @@ asks through this module.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def accelerator() -> Accelerator:
     from accelerate import Accelerator
 
     return Accelerator(cpu=_on_cpu())
+
+
+def leave() -> None:
+    """Take leave of the other processes: a group that the end of the interpreter tears down may abort this one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _on_cpu() -> bool:

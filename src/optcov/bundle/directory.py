@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optcov.bundle.errors import BundleError
-from optcov.storage import current_umask, sync_directory
+from optcov.storage import StorageError, current_umask, sync_directory
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -42,6 +42,8 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
             sync_directory(target.parent)
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
+    except StorageError as error:  # names the file by where it is for a moment
+        raise BundleError(str(error).replace(str(scratch), str(target))) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # after an exchange, this is the old one
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from optcov.processes import leave
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -110,6 +112,7 @@ def main() -> None:
         fail("there is not enough memory for this; use a smaller batch, smaller images or a smaller network")
     except typer.Abort:
         code = 130  # what shells say for Ctrl-C
+    leave()
     sys.exit(code if isinstance(code, int) else 0)
 
 
