@@ -67,6 +67,29 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(commands, i
     assert ended.code == 0, ended.err
 
 
+def test_a_disk_that_becomes_read_only_is_named_and_the_run_goes_on_when_it_is_not(
+    commands, inputs, tmp_path, small_disk
+):
+    """What a file system does after an error of its disk, for root too, whom permissions do not stop."""
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    where = inputs.prepare(tmp_path / "work")
+    (where / "out").symlink_to(small_disk)
+    for command in ("sample", "train"):
+        begun = ["--n", "2"] if command == "sample" else []
+        more = ["--n", "6"] if command == "sample" else ["--out", "out/another"]
+        assert commands.run(*arguments(command), *begun, cwd=where).code == 0
+        before = {path: path.read_bytes() for path in small_disk.rglob("*") if path.is_file()}
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        try:
+            ended = commands.run(*arguments(command), *more, cwd=where)
+        finally:
+            subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+        assert_one_sentence(ended, "out/", "Read-only file system")
+        assert before == {path: path.read_bytes() for path in small_disk.rglob("*") if path.is_file()}
+        assert commands.run(*arguments(command), *more, cwd=where).code == 0
+        shutil.rmtree(small_disk / "run")
+
+
 def test_a_directory_that_may_not_be_written_is_named(commands, inputs, tmp_path):
     """/proc is a directory in which nobody can make files, whoever runs the test."""
     for command in ("train", "fit", "sample", "bpd", "table"):
