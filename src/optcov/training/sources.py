@@ -32,7 +32,7 @@ def open_predictor(source: Path, schedule: str = "vp_sde", half: bool = False) -
     if not (source / "config.json").is_file():
         raise TrainingError(
             f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
-            f"run.json, config.json or model_index.json (a model of the hub: optcov import NAME --out DIR, then fit DIR)"
+            f"run.json, config.json or model_index.json (of the hub: optcov import NAME --out DIR, then fit DIR)"
         )
     config = read_json(source / "config.json")
     if isinstance(config, dict) and config.get("format") == "optcov-bundle":
