@@ -183,7 +183,8 @@ def test_a_training_is_not_continued_in_another_precision(accelerate, tmp_path):
 # commands
 
 
-@pytest.mark.parametrize("command", [pytest.param("train", marks=pytest.mark.long), "heads"])
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "heads"])
 def test_a_command_takes_both_from_the_environment_and_goes_on(commands, inputs, tmp_path, command):
     """bf16 in two parts each, killed after its first checkpoint and started again: the files of an undisturbed run."""
     environment = {ACCUMULATION: "2", PRECISION: "bf16"}
