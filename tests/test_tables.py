@@ -469,9 +469,16 @@ def test_csv_reads_back_number_by_number() -> None:
     assert [(r["row"], r["column"], r["value"], r["best"]) for r in rows][2] == ("SN_DDPM", "K = 10", "1", "1")
 
 
+def test_what_a_killed_run_was_writing_of_a_table_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".fid.md.nxlah6yv.part", ".bpd.md.nxlah6yv.part", ".fid.notes.part"):
+        (tmp_path / name).write_text("half")
+    assert all(path.is_file() for path in write_table(_example(), tmp_path))
+    assert sorted(path.name for path in tmp_path.glob(".*.part")) == [".bpd.md.nxlah6yv.part", ".fid.notes.part"]
+
+
 def test_json_reads_back_whole(tmp_path: Path) -> None:
     write_table(_example(), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fid.csv", "fid.json", "fid.md", "fid.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "fid.csv", "fid.json", "fid.md", "fid.tex"]
     assert TableResult.from_json(json.loads((tmp_path / "fid.json").read_text())) == _example()
     with pytest.raises(ValueError, match="not the record of a table"):
         TableResult.from_json({"rows": []})

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,21 +189,24 @@ def directory_lock(directory: Path) -> Iterator[None]:
             raise StorageError(
                 f"{directory} is in use by another process; wait for it, or choose another directory"
             ) from error
-        _remove_leftovers(directory)
+        remove_leftovers(directory, (".*.part", "*/.*.part"))
         yield
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what killed runs were writing: temporary files here and one level down, in a directory that we hold."""
-    for pattern in (".*.part", "*/.*.part"):
+def remove_leftovers(directory: Path, patterns: Sequence[str]) -> None:
+    """Remove temporary files that killed runs were writing, in a directory that we hold."""
+    for pattern in patterns:
         for path in directory.glob(pattern):
             if _TEMPORARY.fullmatch(path.name) and path.is_file():
                 path.unlink(missing_ok=True)
 
 
 @contextmanager
-def claim(path: Path) -> Iterator[bool]:
-    """Try to hold a lock file: yields whether this process got it. Ends with the process, also a killed one."""
+def claim(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Try to hold a lock file: yields whether this process got it. Ends with the process, also a killed one.
+
+    wait: until whoever holds it lets go.
+    """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +215,7 @@ def claim(path: Path) -> Iterator[bool]:
         raise StorageError(f"cannot use {path}: {error.strerror}") from error
     with stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:

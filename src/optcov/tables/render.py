@@ -15,15 +15,15 @@ _TICKS = {True: "holds", False: "does not hold", None: "cannot be told"}
 
 def write_table(result: TableResult, directory: Path) -> list[Path]:
     """Write NAME.md, .csv, .tex and .json."""
+    directory = Path(directory)
     texts = {"md": markdown(result), "csv": comma_separated(result), "tex": latex(result)}
-    paths = []
-    for suffix, text in texts.items():
-        path = Path(directory) / f"{result.name}.{suffix}"
-        storage.write_bytes(path, text.encode())
-        paths.append(path)
-    path = Path(directory) / f"{result.name}.json"
-    storage.write_json(path, result.to_json())
-    return [*paths, path]
+    paths = [directory / f"{result.name}.{suffix}" for suffix in (*texts, "json")]
+    with storage.claim(directory / ".lock", wait=True):  # commands that share the cells write their tables in turns
+        storage.remove_leftovers(directory, [f".{path.name}.*.part" for path in paths])
+        for path, text in zip(paths, texts.values(), strict=False):
+            storage.write_bytes(path, text.encode())
+        storage.write_json(paths[-1], result.to_json())
+    return paths
 
 
 def markdown(result: TableResult) -> str:
