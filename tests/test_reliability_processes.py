@@ -131,10 +131,12 @@ def children(pid: int) -> list[int]:
 
 
 BEGUN = {  # a file that tells that the work of both processes is under way, and what makes it last
-    "train": ("checkpoints/step-0000000[3-9]*", ["--steps", "100"]),
-    "sample": ("images/*.png", ["--n", "600"]),
-    "bpd": (".lock", ["--images", "20", "--train-images", "24", "--times", "24", "--batch-size", "1"]),
-    "table": ("scratch/*.lock", ["--images", "20", "--train-images", "24", "--times", "24"]),
+    "train": ("run/checkpoints/step-0000000[3-9]*", ["--steps", "100"]),
+    "fit": ("run.work/.lock", ["--images", "4096"]),
+    "heads": ("run.work/training/checkpoints/step-*", ["--steps", "200"]),
+    "sample": ("run/images/*.png", ["--n", "600"]),
+    "bpd": ("run/.lock", ["--images", "20", "--train-images", "24", "--times", "24", "--batch-size", "1"]),
+    "table": ("run/scratch/*.lock", ["--images", "20", "--train-images", "24", "--times", "24"]),
 }
 
 
@@ -143,7 +145,7 @@ def start(program: list[str], where: Path, begun: str) -> tuple[subprocess.Popen
     with (where / "said").open("w") as said:
         job = subprocess.Popen(program, cwd=where, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True)
     deadline = time.monotonic() + 300
-    while not (list((where / "out" / "run").glob(begun)) and len(children(job.pid)) == 2):
+    while not (list((where / "out").glob(begun)) and len(children(job.pid)) == 2):
         assert time.monotonic() < deadline
         assert job.poll() is None, (where / "said").read_text()
         time.sleep(0.02)
