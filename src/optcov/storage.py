@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -75,11 +75,14 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     of many small files each takes a tenth of the time that it would take alone.
     """
     permissions = 0o666 & ~current_umask()  # asked for here: the question changes it for the whole process
-    flushed: dict[Path, Future[str]] = {}
+    temporary: list[str] = []  # as they are made: an interrupt may come at any moment
+    pool = ThreadPoolExecutor(FLUSHES)
     try:
-        with ThreadPoolExecutor(FLUSHES) as pool:
-            for path, content in contents.items():
-                flushed[Path(path)] = pool.submit(_write_temporary, Path(path), content, permissions)
+        flushed = {
+            Path(path): pool.submit(_write_temporary, Path(path), content, permissions, temporary)
+            for path, content in contents.items()
+        }
+        wait(flushed.values())
         for path, name in flushed.items():
             with _writing(path):
                 os.replace(name.result(), path)
@@ -87,23 +90,20 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             with _writing(directory):
                 sync_directory(directory)
     finally:
-        for name in flushed.values():
-            if name.done() and name.exception() is None:
-                Path(name.result()).unlink(missing_ok=True)
+        pool.shutdown(wait=True, cancel_futures=True)  # who still writes would write behind the cleaning
+        for left in temporary:
+            Path(left).unlink(missing_ok=True)
 
 
-def _write_temporary(path: Path, content: bytes, permissions: int) -> str:
-    """Write and flush a file under a temporary name beside its place, which is returned."""
+def _write_temporary(path: Path, content: bytes, permissions: int, made: list[str]) -> str:
+    """Write and flush a file under a temporary name beside its place, which is added to those made and returned."""
     descriptor, name = _temporary(path)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, permissions)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    made.append(name)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.chmod(name, permissions)
     return name
 
 
