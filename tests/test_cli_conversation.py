@@ -110,7 +110,7 @@ def test_a_command_ends_with_its_output_and_the_next_command(said: dict[str, tup
     if program == "optcov":
         group = typer.main.get_command(app)
         assert isinstance(group, typer.core.TyperGroup)
-        found = group.get_command(None, command)  # type: ignore[arg-type]
+        found = group.get_command(typer.Context(group), command)
         assert found is not None
         found.make_context(command, list(words))  # refuses options that there are not, and values of a wrong kind
 
