@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -79,6 +81,13 @@ def test_a_ratio_is_that_of_the_medians() -> None:
 def test_the_peak_is_no_less_than_what_was_held() -> None:
     held = np.ones(2**24)  # 128 MB
     assert peak_memory() >= held.nbytes / 2**20
+
+
+def test_a_childs_peak_is_its_own_and_not_that_of_the_process_that_started_it() -> None:
+    held = np.ones(2**26)  # 512 MB, more than the child needs
+    program = "from optcov.timing import peak_memory; print(peak_memory())"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(child.stdout) < held.nbytes / 2**20 < peak_memory()
 
 
 def test_the_machine_is_described_without_its_name() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import resource
 import statistics
 import sys
 import time
@@ -86,9 +85,16 @@ def paired_ratio(ours: Timing, theirs: Timing) -> tuple[float, float, float]:
 
 
 def peak_memory() -> float:
-    """Largest resident size of this process so far, in MB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    """Largest resident size of this process so far, in MiB.
+
+    On Linux from the process's status: getrusage would give a child the peak of the process that started it.
+    """
+    if sys.platform == "linux":
+        with open("/proc/self/status", encoding="utf-8") as stream:
+            return next(int(line.split()[1]) for line in stream if line.startswith("VmHWM:")) / 2**10
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def machine() -> dict[str, Any]:
