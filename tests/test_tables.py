@@ -160,7 +160,7 @@ def test_fid_has_every_row_and_the_papers_numbers(fid: tuple[Path, TableResult])
 
 
 def test_an_interrupted_cell_ends_with_the_same_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optcov.tables.evaluation.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("optcov.tables.drawing.SAVE_EVERY", 0.0)
     work = evaluation(batch_size=4)
     cell = work.distance_cell("linear", "SN-DDIM", 3)
     whole = _exhaust(work.compute(cell, tmp_path / "whole"))
@@ -239,7 +239,7 @@ def test_the_papers_own_networks_are_put_beside_its_numbers(tmp_path: Path) -> N
 def test_a_reference_that_cannot_be_compared_is_refused_before_images_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optcov.tables.evaluation.Sampler.draw", None)
+    monkeypatch.setattr("optcov.tables.drawing.Sampler.draw", None)
     for dimension, reason in ((5, "3 and of 5 dimensions"), (3, "no covariance")):
         path = tmp_path / f"{dimension}.npz"
         FeatureStatistics(torch.zeros(dimension).double(), -torch.eye(dimension).double(), 9).save(path)

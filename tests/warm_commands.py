@@ -188,11 +188,11 @@ def watch_writes(names: tuple[str, ...], at: int, how: str) -> Callable[[], int]
 def save_after_every_part() -> None:
     """Tiny runs end before their first save by the clock is due."""
     from optcov.likelihood import Sweep
-    from optcov.tables import evaluation
+    from optcov.tables import drawing
 
     assert Sweep.__init__.__kwdefaults__ is not None
     Sweep.__init__.__kwdefaults__["save_every"] = -1.0
-    evaluation.SAVE_EVERY = -1.0
+    drawing.SAVE_EVERY = -1.0
 
 
 if __name__ == "__main__":

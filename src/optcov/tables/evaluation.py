@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-import torch
-from torch import Tensor
-
-from optcov.bundle import Bundle, BundleError, Sampler
+from optcov.bundle import Bundle, BundleError
 from optcov.checkpoints import SOURCES
-from optcov.data import ImageSet, to_8bit
 from optcov.methods import METHODS, PEER_METHODS, find_method
-from optcov.metrics import Extractor, measure_frechet
+from optcov.metrics import Extractor
 from optcov.metrics.frechet import Features
 from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
-from optcov.storage import StorageError, read_tensors, write_tensors
 from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
+from optcov.tables.drawing import compute_distance
 from optcov.tables.images import TableImages
 from optcov.tables.likelihoods import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.published import SETTING_OF_SCHEDULE, trajectory_images
 from optcov.tables.reference import Reference
 from optcov.tables.sizes import Size
-from optcov.trajectory import Trajectory
 
 OWN = "own"  # the schedule that a bundle was trained on
 LEAST_STEPS, MOST_STEPS = 2, 1000  # of a trajectory; the most in continuous time, whose even times are thousandths
-SAVE_EVERY = 30.0  # seconds between saves of a cell that is being computed
 
 
 @final
@@ -194,7 +187,14 @@ class Evaluation:
     def compute(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
         """Compute a cell in parts."""
         if cell.kind == "distance":
-            return self._distance(cell, scratch)
+            return compute_distance(
+                self.on(cell.settings["schedule_name"]),
+                self.extractor,
+                self.reference_features,
+                cell.settings,
+                scratch,
+                self.batch_size,
+            )
         if cell.kind == "likelihood":
             model = self.on(cell.settings["schedule_name"])
             return compute_likelihood(model, self.images, cell.settings, scratch, self.batch_size, self.identity)
@@ -215,57 +215,6 @@ class Evaluation:
     def reference_features(self) -> Features:
         """What samples are compared with, by the extractor."""
         return self.reference.features(self.extractor)
-
-    def _distance(self, cell: Cell, scratch: Path) -> Generator[float, None, Result]:
-        wanted, path = int(cell.settings["samples"]), scratch.with_suffix(".safetensors")
-        sampler, reference = self._sampler(cell.settings), self.reference_features
-        parts = _parts(path)
-        done, saved = sum(len(part) for part in parts["evaluations"]), time.monotonic()
-        while done < wanted:
-            indices = range(done, min(done + self.batch_size, wanted))
-            drawn = sampler.draw(indices)
-            images = ImageSet(to_8bit(drawn.x_0.cpu()), None, cell.label)
-            parts["features"].append(self.extractor.features(images))
-            parts["evaluations"].append(drawn.evaluations.double())
-            done += len(indices)
-            if time.monotonic() - saved > SAVE_EVERY and done < wanted:
-                write_tensors(path, {name: torch.cat(tensors) for name, tensors in parts.items()})
-                saved = time.monotonic()
-            yield done / wanted
-        distance = measure_frechet(torch.cat(parts["features"]), reference)
-        return {
-            "name": self.extractor.distance,
-            "value": distance.value,
-            "standard_error": distance.standard_error,
-            "limit": distance.limit,
-            "replicates": [list(part) for part in distance.replicates],
-            "samples": wanted,
-            "evaluations": float(torch.cat(parts["evaluations"]).mean()),
-        }
-
-    def _sampler(self, settings: Mapping[str, Any]) -> Sampler:
-        times = settings["times"]
-        return Sampler(
-            self.on(settings["schedule_name"]),
-            settings["method"],
-            settings["steps"],
-            settings["seed"],
-            trajectory="even" if times is None else Trajectory(times),
-            tolerance=settings["tolerance"] or 0.05,
-        )
-
-
-def _parts(path: Path) -> dict[str, list[Tensor]]:
-    """What an interrupted cell has drawn already."""
-    if not path.exists():
-        return {"features": [], "evaluations": []}
-    try:
-        tensors = read_tensors(path)[0]
-    except StorageError as error:
-        raise StorageError(f"{error}; remove it to draw its images again") from error
-    if set(tensors) != {"features", "evaluations"} or len(tensors["features"]) != len(tensors["evaluations"]):
-        raise StorageError(f"{path} holds no parts of a distance; remove it to draw its images again")
-    return {name: [tensor] for name, tensor in tensors.items()}
 
 
 def row_name(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Tables of likelihoods: bits/dim by ET and OT (tab:bpd), learned range (tab:improved_ddpm), repeats (tab:ll_var).
+"""Bits/dim of every design by even and optimal trajectories: one cell of tab:bpd, tab:improved_ddpm and tab:ll_var.
 
-One cell is two sweeps, which give every design and every K at once; the three tables share cells where they can.
+A cell is two sweeps, which give every design and every K at once; the three tables share cells where they can.
 """
 
 from __future__ import annotations
