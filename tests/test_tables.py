@@ -20,9 +20,10 @@ from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImage
 from optcov.tables.bounds import repeats_plan
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
-from optcov.tables.normalised import normalised_steps, search_steps
+from optcov.tables.normalised import normalised_steps
 from optcov.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.tables.result import Entry, Row, Section
+from optcov.tables.timesteps import search_steps
 from small_bundles import SHAPE, small_bundle, small_head
 
 TINY = replace(

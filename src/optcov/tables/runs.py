@@ -10,8 +10,9 @@ from optcov.tables.cells import CellStore, Plan, TableRun
 from optcov.tables.cost import cost_plan
 from optcov.tables.distances import fid_cells, fid_plan, fid_work, peers_cells, peers_plan
 from optcov.tables.evaluation import Evaluation
-from optcov.tables.normalised import normalised_plan, normalised_work, timesteps_plan, timesteps_work
+from optcov.tables.normalised import normalised_plan, normalised_work
 from optcov.tables.result import TableResult
+from optcov.tables.timesteps import timesteps_plan, timesteps_work
 from optcov.timing import machine
 
 WITHOUT_SAMPLES = ("bpd", "cost", "iddpm", "repeats")

@@ -45,7 +45,7 @@ SIZES = MappingProxyType(
                 search_limit=40,
                 target_steps=10,
                 tolerances=(0.5,),
-                timing_rounds=7,
+                timing_rounds=25,
                 schedules=("linear", "vp_sde"),
             ),
             Size(
@@ -61,7 +61,7 @@ SIZES = MappingProxyType(
                 search_limit=100,
                 target_steps=25,
                 tolerances=(0.5, 0.1, 0.05),
-                timing_rounds=25,
+                timing_rounds=101,
                 schedules=("linear", "cosine", "vp_sde"),
             ),
             Size(
@@ -77,7 +77,7 @@ SIZES = MappingProxyType(
                 search_limit=200,
                 target_steps=25,
                 tolerances=(0.5, 0.2, 0.1, 0.05, 0.02, 0.01),
-                timing_rounds=50,
+                timing_rounds=201,
                 schedules=("linear", "cosine", "vp_sde"),
             ),
         )
