@@ -408,6 +408,13 @@ def test_normalised_has_gotta_go_fast_at_its_own_evaluations(fid: tuple[Path, Ta
     assert "Gotta Go Fast 247.79, 116.91" in result.notes[-1]
 
 
+@pytest.mark.parametrize("name", ["normalised", "timesteps"])
+def test_tables_that_count_the_cost_of_heads_say_how_well_it_is_known(fid: tuple[Path, TableResult], name: str) -> None:
+    result = drained(table_run(name, evaluation(schedules=("linear",)), fid[0]))
+    (note,) = (note for note in result.notes if "Time of an evaluation" in note)
+    assert re.search(r"npr \d+\.\d{3} ± \d+\.\d{3}", note)
+
+
 def test_normalised_leaves_out_what_would_not_take_less_time(tmp_path: Path) -> None:
     result = drained(table_run("normalised", evaluation(schedules=("linear",), steps=[2, 3]), tmp_path))
     rows = {row.name: [entry.value for entry in row.entries] for row in result.sections[0].rows}

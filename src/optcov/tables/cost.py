@@ -66,6 +66,13 @@ def cost_ratio(result: Result, head: str) -> float:
     return max(1.0, float(networks[head]["ratio"])) if head in networks else 1.0
 
 
+def cost_note(result: Result) -> str:
+    """What the heads cost as it was measured, for tables that count it."""
+    heads = {name: found for name, found in result["networks"].items() if name != BARE}
+    measured = ", ".join(f"{name} {found['ratio']:.3f} ± {found['ratio_error']:.3f}" for name, found in heads.items())
+    return f"Time of an evaluation with a head over that without, counted as no less than 1: {measured or 'no head'}."
+
+
 def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
     """The table from its one cell; setting: the paper's."""
     result = yield from one(cell)

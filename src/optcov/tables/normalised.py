@@ -9,7 +9,7 @@ import math
 
 from optcov.tables.cells import Plan, gather, one
 from optcov.tables.claims import lower_in_all
-from optcov.tables.cost import cost_ratio
+from optcov.tables.cost import cost_note, cost_ratio
 from optcov.tables.distances import distance_entry, notes
 from optcov.tables.evaluation import LEAST_STEPS, MOST_STEPS, Evaluation
 from optcov.tables.published import published
@@ -49,8 +49,7 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
             pairs[statement] = (f"{ours}-{process}", f"A-{process}")
     pairs["SN-DPM has a smaller distance than Gotta Go Fast in strictly less time"] = ("SN-DPM", "Gotta Go Fast")
     claims = lower_in_all(sections, pairs)
-    measured = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
-    noted = (*notes(evaluation), f"Time of an evaluation with a head over that without: {measured}.")
+    noted = (*notes(evaluation), cost_note(cost))
     if "vp_sde" in evaluation.schedules:
         noted += _paper_beside_fast(evaluation.paper_setting("vp_sde"))
     title = f"Distances after normalising for the extra time, {evaluation.bundle.name}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator
 
 from optcov.tables.cells import Plan, Result, one
-from optcov.tables.cost import cost_ratio
+from optcov.tables.cost import cost_note, cost_ratio
 from optcov.tables.distances import distance_entry, notes
 from optcov.tables.evaluation import LEAST_STEPS, MOST_STEPS, Evaluation
 from optcov.tables.published import published
@@ -78,7 +78,7 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
     section = Section(schedule, (f"steps to {name} {target:.2f}",), tuple(rows), setting).with_best()
     claims = _fewer_steps(section)
     title = f"Least number of steps to reach {name} {target:.2f}, {evaluation.bundle.name}"
-    noted = (*notes(evaluation), "cost of a step × steps (distance reached); a monotone search.")
+    noted = (*notes(evaluation), "cost of a step × steps (distance reached); a monotone search.", cost_note(cost))
     return TableResult("timesteps", title, "steps", (section,), noted, claims)
 
 
