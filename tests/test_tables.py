@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
