@@ -300,6 +300,13 @@ def test_bpd_scores_both_kinds_and_judges_the_claims(tmp_path: Path) -> None:
     assert not list((tmp_path / "scratch").glob("*"))
 
 
+def test_a_trajectory_through_all_times_is_no_evidence_on_optimal_ones(tmp_path: Path) -> None:
+    result = drained(table_run("bpd", evaluation(steps=[5, 8]), tmp_path))
+    (claim,) = (claim for claim in result.claims if claim.statement.startswith("optimal trajectories"))
+    assert "K = 5" in claim.evidence
+    assert "K = 8" not in claim.evidence  # of eight times all eight: even and optimal are one
+
+
 def test_iddpm_reuses_the_cells_of_bpd_and_needs_its_head(tmp_path: Path) -> None:
     bundle = small_bundle()
     ranged = bundle.with_heads({"range": small_head(5)}, bundle.backbone)
