@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from command_line import run, runner
 from optcov import Schedule
 from optcov.cli import app
 from optcov.cli.console import print_table
+from optcov.cli.table import show
+from optcov.tables import Entry, Row, Section, TableResult
 from small_bundles import save_with_images
 from two_processes import ENVIRONMENT, LAUNCH
 
@@ -46,6 +49,22 @@ def test_numbers_are_printed_whole_however_narrow_the_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     print_table("title", ["row", *"abcdef"], [["noise and sn", *["-10.88 ± 5.48 (0.50)"] * 6]])
     assert capsys.readouterr().out.count("-10.88 ± 5.48 (0.50)") == 6
+
+
+def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("a[/]b.npy against c[red]", ["d[1]", "e"], [["f[/i], as wide as the title", "1"]])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("a[/]b.npy against c[red]", "d[1]", "f[/i]"))
+
+
+def test_the_best_is_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    section = Section("linear", ("K = 3",), (Row("a", (Entry(1.0),)), Row("b", (Entry(2.0),)))).with_best()
+    show(TableResult("fid", "[title]", "FID", (section,)))
+    shown = capsys.readouterr().out
+    assert "[title]" in shown
+    assert re.search(r"\x1b\[1m *1\.00\x1b", shown)
+    assert not re.search(r"\x1b\[1m *2\.00", shown)
 
 
 @pytest.mark.parametrize(

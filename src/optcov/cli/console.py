@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
@@ -58,13 +59,16 @@ def print_json(content: Any) -> None:
 def print_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[object]], console: Console | None = None
 ) -> None:
-    """Print a table, on standard output unless told; the first column is text, the others are numbers."""
+    """Print a table, on standard output unless told; the first column is text, the others are numbers.
+
+    Names of files and bundles may hold brackets, so that nothing is markup: what is to be bold comes as rich's Text.
+    """
     where = console or output
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*[str(cell) for cell in row])
+        table.add_row(*[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row])
     # a number that is cut off is worse than a long line, and a console prints no wider than it is
     needed = where.measure(table, options=where.options.update(width=10_000)).maximum
     Console(width=max(where.width, needed), quiet=where.quiet, stderr=where.stderr).print(table)

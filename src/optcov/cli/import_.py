@@ -32,8 +32,6 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Import a pretrained network, with its heads and the paper's settings."""
-    from rich.markup import escape
-
     from optcov.bundle import Bundle
     from optcov.bundle.description import describe
     from optcov.bundle.imported import bundle_of
@@ -61,7 +59,7 @@ def command(
     if json:
         print_json(describe(str(out)))
         return
-    print_table("imported", ("", "found"), [(name, escape(text)) for name, text in found.items()])
+    print_table("imported", ("", "found"), list(found.items()))
     finish(out, "optcov", "sample", str(out), "--method", _suggestion(bundle), "--steps", "25")
 
 

@@ -122,10 +122,15 @@ def _size(quick: bool, full: bool, **changes: int | None) -> Size:
 
 def show(result: TableResult) -> None:
     """Print a finished table and what it says about the paper's claims."""
+    from rich.text import Text
+
     from optcov.tables.render import plain, section_title
 
     for section in result.sections:
-        rows = [(row.name, *(_bold(plain(e, section), e.best) for e in row.entries)) for row in section.rows]
+        rows = [
+            (row.name, *(Text(plain(e, section), style="bold" if e.best else "") for e in row.entries))
+            for row in section.rows
+        ]
         print_table(f"{result.title}: {section_title(section)}", ("", *section.columns), rows)
     ticks = {True: "holds", False: "does not hold", None: "cannot be told"}
     for claim in result.claims:
@@ -143,8 +148,4 @@ def _drain(run: TableRun[TableResult], name: str, quiet: bool) -> None:
     for progress in track(run, round(run.total), f"table {name}", "evaluations", fresh(lambda p: p.done)):
         if progress.label != label:
             label = progress.label
-            errors.print(label, highlight=False)
-
-
-def _bold(text: str, best: bool) -> str:
-    return f"[bold]{text}[/bold]" if best else text
+            errors.print(label, highlight=False, markup=False)
