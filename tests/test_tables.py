@@ -430,6 +430,13 @@ def test_normalised_leaves_out_what_would_not_take_less_time(tmp_path: Path) -> 
     assert rows["NPR-DDPM"][0] is None  # one step would be too few, and two take as long
 
 
+def test_normalised_stands_beside_the_papers_numbers_where_it_has_any(tmp_path: Path) -> None:
+    for setting, expected in ((None, [11.57, 10.88, 7.94]), ("CelebA 64x64", [None] * 3)):  # which is of DDPM alone
+        chosen = evaluation(schedules=("vp_sde",), steps=[25], paper=setting)
+        result = drained(table_run("normalised", chosen, tmp_path))
+        assert [row.entries[0].paper for row in result.sections[0].rows] == expected
+
+
 def test_rows_that_need_a_missing_head_say_so(tmp_path: Path) -> None:
     bundle = small_bundle()
     plain = replace(bundle, network=type(bundle.network)(bundle.network.backbone, bundle.schedule))

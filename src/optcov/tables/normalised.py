@@ -12,7 +12,7 @@ from optcov.tables.claims import lower_in_all
 from optcov.tables.cost import cost_note, cost_ratio
 from optcov.tables.distances import distance_entry, notes
 from optcov.tables.evaluation import LEAST_STEPS, MOST_STEPS, Evaluation
-from optcov.tables.published import published
+from optcov.tables.published import published, published_value
 from optcov.tables.result import Entry, Row, Section, TableResult
 
 
@@ -70,7 +70,6 @@ def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float])
     process = "DDPM" if schedule in evaluation.discrete_schedules else "DPM"
     lengths = [K for name, K in _pairs(evaluation) if name == schedule]
     setting = evaluation.paper_setting(schedule)
-    paper = published("normalised")["settings"].get(setting, {"steps": [], "rows": {}})
     methods = {f"A-{process}": 1.0} | {f"{head.upper()}-{process}": ratio for head, ratio in ratios.items()}
     cells = {}
     for method, ratio in methods.items():
@@ -82,8 +81,7 @@ def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float])
     results = yield from gather(cells)
     rows = []
     for method in dict.fromkeys(name for name, _ in cells):
-        theirs = {K: paper["rows"][method][paper["steps"].index(K)] for K in lengths if K in paper["steps"]}
-        found = [(results.get((method, K)), theirs.get(K)) for K in lengths]
+        found = [(results.get((method, K)), published_value("normalised", setting, method, K)) for K in lengths]
         rows.append(Row(method, tuple(distance_entry(r, p) if r else Entry(text="-", paper=p) for r, p in found)))
     columns = []
     for K in lengths:
