@@ -61,10 +61,13 @@ def interleaving(work: Mapping[str, Work], rounds: int, warm_up: int = 1) -> Ite
 
 
 def ratio(ours: Timing, theirs: Timing) -> tuple[float, float]:
-    """Median of ours over median of theirs, and its standard error from the scatter of the paired rounds."""
+    """Median of the ratios round by round, and its standard error from their scatter.
+
+    Not the ratio of the medians: on a busy machine these may be of different rounds, fast ones and slow ones.
+    """
     pairs = [a / b for a, b in zip(ours.seconds, theirs.seconds, strict=True)]
     spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
-    return ours.median / theirs.median, 1.25 * spread / len(pairs) ** 0.5  # 1.25: that of a median, if normal
+    return statistics.median(pairs), 1.25 * spread / len(pairs) ** 0.5  # 1.25: that of a median, if normal
 
 
 def paired_ratio(ours: Timing, theirs: Timing) -> tuple[float, float, float]:

@@ -43,7 +43,7 @@ class BenchResult:
     name: str
     ours: str
     theirs: str
-    ratio: float  # of medians
+    ratio: float  # median over rounds
     error: float  # standard error of the ratio
     ours_seconds: float  # median
     theirs_seconds: float
