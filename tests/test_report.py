@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,6 +154,57 @@ def test_tables_are_read_from_their_directories(tmp_path: Path) -> None:
     (tmp_path / "a" / "bpd.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bpd.json: this is not the record"):
         read_tables([tmp_path / "a"])
+
+
+def _damage(record: dict[str, Any], where: str, value: object) -> None:
+    part: Any = record
+    *path, last = (int(word) if word.isdigit() else word for word in where.split("/"))
+    for word in path:
+        part = part[word]
+    part[last] = value
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "reason"),
+    [
+        ("sections/0/rows/0/entries/0/value", "1.0", "finite number or None, not '1.0'"),
+        ("sections/0/rows/0/entries/0/value", float("nan"), "finite number or None, not nan"),
+        ("sections/0/rows/0/entries/0/error", [1], r"finite number or None, not \[1\]"),
+        ("sections/0/rows/0/entries/0/details", None, "the details of an entry have names, but got None"),
+        ("sections/0/rows/0/entries", [], "row 'ET NPR-DDPM' has 0 entries for 2 columns"),
+        ("sections/0/rows/0/name", 3, "3 stands where a text should"),
+        ("sections/0/columns", [3, 4], "3 stands where a text should"),
+        ("sections/0/decimals", -1, "-1 is no number of decimals"),
+        ("claims/0/holds", "maybe", "not 'maybe'"),
+        ("claims/0/evidence", None, "None stands where a text should"),
+        ("notes", [5], "5 stands where a text should"),
+        ("title", 5, "5 stands where a text should"),
+        ("made_by", [1], "cannot convert"),
+    ],
+)
+def test_a_damaged_table_is_refused_by_its_name(tmp_path: Path, where: str, value: object, reason: str) -> None:
+    record = json.loads(json.dumps(table().to_json()))
+    _damage(record, where, value)
+    (tmp_path / "bpd.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=rf"bpd.json: this is not the record of a table .*{reason}"):
+        read_tables([tmp_path])
+
+
+def test_a_file_in_place_of_its_directory_is_refused_with_the_directory(tmp_path: Path) -> None:
+    write_table(table(), tmp_path)
+    with pytest.raises(ValueError, match=rf"bpd.json is a file; give the directory .*, {tmp_path}"):
+        read_tables([tmp_path / "bpd.json"])
+    (tmp_path / "bpd.json").write_text("{")
+    with pytest.raises(ValueError, match="bpd.json is not valid JSON") as caught:
+        read_tables([tmp_path])
+    assert str(caught.value).count("bpd.json") == 1
+
+
+def test_a_table_without_numbers_or_times_has_no_plots() -> None:
+    rows = (Row("OT NPR-DDPM", (Entry(text="-"), Entry(text="-"))),)
+    empty = replace(table(), sections=(Section("linear", ("K = 3", "K = 4"), rows),))
+    (section,) = table_sections([empty])
+    assert "<img" not in section.body
 
 
 def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def lengths_of(section: Section) -> list[int]:
 
 
 def against_steps(section: Section, quantity: str) -> bytes:
-    """Numbers of each row against K with their errors; the paper's rows dotted, where it has the same ones."""
+    """Numbers of each row against K with their errors; dashed along even trajectories where there are optimal ones."""
     figure, axes = _axes("steps K", quantity)
     lengths = lengths_of(section)
     names = list(dict.fromkeys(_base(row.name) for row in section.rows))
@@ -110,8 +110,10 @@ def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[floa
     for section in result.sections:
         for row in section.rows:
             if row.name.startswith("OT "):
-                times = {K: e.details["times"] for K, e in zip(lengths_of(section), row.entries, strict=True)}
-                found.append((f"{row.name} ({section.heading})", times))
+                by_length = zip(lengths_of(section), row.entries, strict=True)
+                times = {K: entry.details["times"] for K, entry in by_length if "times" in entry.details}
+                if times:
+                    found.append((f"{row.name} ({section.heading})", times))
     return found
 
 

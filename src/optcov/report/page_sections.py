@@ -66,6 +66,8 @@ def read_tables(directories: Sequence[Path]) -> list[TableResult]:
     """Every table that lies in the directories, in the paper's order within each."""
     found = []
     for directory in directories:
+        if directory.is_file():
+            raise ValueError(f"{directory} is a file; give the directory that optcov table wrote, {directory.parent}")
         here = [directory / f"{name}.json" for name in TABLES if (directory / f"{name}.json").is_file()]
         if not here:
             raise ValueError(f"{directory} holds no table; make one by optcov table NAME --out {directory}")
@@ -82,7 +84,7 @@ def table_sections(tables: Sequence[TableResult]) -> Iterator[PageSection]:
                 f"{result.quantity} against K: {section.heading}; what is far above the others leaves the plot",
             )
             for section in result.sections
-            if len(lengths_of(section)) > 1
+            if len(lengths_of(section)) > 1 and any(e.value is not None for row in section.rows for e in row.entries)
         ]
         yield PageSection(result.title, table_body(result) + "".join(plots))
         chosen = dict(chosen_times(result))
@@ -152,8 +154,9 @@ def provenance_section(tables: Sequence[TableResult], report: dict[str, Any]) ->
 
 
 def _read_table(path: Path) -> TableResult:
+    content = storage.read_json(path)
     try:
-        return TableResult.from_json(storage.read_json(path))
+        return TableResult.from_json(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -18,6 +19,13 @@ class Entry:
     paper_text: str | None = None
     best: bool = False
     details: dict[str, Any] = field(default_factory=dict)  # what else was measured, for JSON
+
+    def __post_init__(self) -> None:
+        for number in (self.value, self.error, self.paper):
+            if number is not None and not (isinstance(number, int | float) and math.isfinite(number)):
+                raise ValueError(f"an entry of a table is a finite number or None, not {number!r}")
+        if not isinstance(self.details, dict):
+            raise ValueError(f"the details of an entry have names, but got {self.details!r}")
 
     def ours(self, decimals: int) -> str:
         """Our number with its error, for the eye."""
@@ -54,8 +62,13 @@ class Section:
     paper_setting: str | None = None  # the paper's setting that its numbers are from
     decimals: int = 2
 
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.entries) != len(self.columns):
+                raise ValueError(f"row {row.name!r} has {len(row.entries)} entries for {len(self.columns)} columns")
+
     def with_best(self) -> Section:
-        """Mark the least value of each column in each group of at least two rows."""
+        """Mark the least value of each column in each group that has at least two of them."""
         groups: dict[str, list[Row]] = {}
         for row in self.rows:
             groups.setdefault(row.group, []).append(row)
@@ -85,6 +98,10 @@ class Claim:
     holds: bool | None  # None: our errors do not allow to tell
     evidence: str
 
+    def __post_init__(self) -> None:
+        if self.holds not in (True, False, None):
+            raise ValueError(f"a claim holds (True), does not (False), or cannot be told (None), not {self.holds!r}")
+
 
 @final
 @dataclass(frozen=True)
@@ -107,15 +124,34 @@ class TableResult:
     def from_json(content: Any) -> TableResult:
         """Read back; a file that is no table is refused."""
         try:
-            sections = tuple(
-                Section(**{**s, "columns": tuple(s["columns"]), "rows": tuple(_row(row) for row in s["rows"])})
-                for s in content["sections"]
-            )
+            sections = tuple(_section(section) for section in content["sections"])
             claims = tuple(Claim(**claim) for claim in content["claims"])
-            return TableResult(**{**content, "sections": sections, "claims": claims, "notes": tuple(content["notes"])})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not the record of a table (optcov table writes table.json): {error}") from error
+            notes, made_by = _texts(content["notes"]), dict(content["made_by"])
+            _texts([content["name"], content["title"], content["quantity"]])
+            _texts([text for claim in claims for text in (claim.statement, claim.evidence)])
+            return TableResult(
+                **{**content, "sections": sections, "claims": claims, "notes": notes, "made_by": made_by}
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"this is not the record of a table (optcov table NAME writes NAME.json): {error}"
+            ) from error
+
+
+def _section(content: Any) -> Section:
+    rows = tuple(_row(row) for row in content["rows"])
+    _texts([content["heading"], *(text for row in rows for text in (row.name, row.group))])
+    if not (isinstance(content["decimals"], int) and content["decimals"] >= 0):
+        raise ValueError(f"{content['decimals']!r} is no number of decimals")
+    return Section(**{**content, "columns": _texts(content["columns"]), "rows": rows})
 
 
 def _row(content: Any) -> Row:
     return Row(**{**content, "entries": tuple(Entry(**entry) for entry in content["entries"])})
+
+
+def _texts(content: Any) -> tuple[str, ...]:
+    wrong = [text for text in content if not isinstance(text, str)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} stands where a text should")
+    return tuple(content)
