@@ -26,13 +26,13 @@ from optcov.noise import batch_noise
 from optcov.report.page import PageSection, picture, render_page, table_body, write_page
 from optcov.report.page_figures import Calibrated, against_steps, calibration_curves, chosen_times, lengths_of
 from optcov.report.page_sections import (
-    QUICK,
     bundle_sections,
     paper_figures,
     provenance_section,
     read_tables,
     table_sections,
 )
+from optcov.report.size import QUICK, ReportSize
 from optcov.tables import Claim, Entry, Row, Section, TableResult, write_table
 from optcov.trajectory import Trajectory
 from small_bundles import SHAPE, small_bundle
@@ -220,6 +220,28 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 1]
     write_page(tmp_path / "report.html", "tiny", sections)
     read((tmp_path / "report.html").read_text())
+
+
+def test_a_bundle_of_few_times_and_images_is_shown_by_those() -> None:
+    bundle = small_bundle(Schedule.from_betas([0.3] * 4))
+    image = ImageSet(torch.zeros(1, *SHAPE, dtype=torch.uint8))
+    sections = [make() for _, make in bundle_sections(bundle, image, replace(ReportSize(), grid_images=1))]
+    assert [section.title for section in sections] == [
+        "Samples",
+        "Variance maps",
+        "Variance against time",
+        "Calibration",
+    ]
+    assert [section.body.count("<img") for section in sections] == [1, 4, 1, 1]
+    assert "1 held-out images at 4 times" in sections[-1].body
+
+
+def test_a_calibration_of_one_image_or_without_an_error_has_no_standard_error() -> None:
+    alone = Calibrated.of(torch.tensor([2.0]), torch.tensor([1.0]))
+    assert alone == Calibrated(2.0, 1.0, None)
+    perfect = Calibrated.of(torch.tensor([2.0, 1.0]), torch.zeros(2))
+    assert perfect == Calibrated(1.5, 0.0, None)
+    assert calibration_curves([1, 2], {"npr": [alone, perfect]}).startswith(PNG)
 
 
 def test_what_a_bundle_cannot_draw_is_refused_at_once() -> None:

@@ -32,14 +32,13 @@ def command(
     from optcov import bundle as bundles
     from optcov.report.page import write_page
     from optcov.report.page_sections import (
-        QUICK,
-        ReportSize,
         bundle_sections,
         paper_figures,
         provenance_section,
         read_tables,
         table_sections,
     )
+    from optcov.report.size import QUICK, ReportSize
     from optcov.timing import machine
 
     if not tables and bundle is None:

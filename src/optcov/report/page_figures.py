@@ -25,12 +25,14 @@ class Calibrated:
 
     predicted: float  # variance of x_0 given x_t
     measured: float  # squared error of the mean of x_0 given x_t
-    ratio_error: float  # standard error of predicted / measured
+    ratio_error: float | None  # standard error of predicted / measured; None of one image, or where nothing was missed
 
     @staticmethod
     def of(predicted: Tensor, measured: Tensor) -> Calibrated:
         """From means over pixels of each image, (B,)."""
         p, m = predicted.double(), measured.double()
+        if len(p) < 2 or not m.any():
+            return Calibrated(float(p.mean()), float(m.mean()), None)
         error = (p - p.mean() / m.mean() * m).std() / len(p) ** 0.5 / m.mean()  # of a ratio of means, to first order
         return Calibrated(float(p.mean()), float(m.mean()), float(error))
 
@@ -90,9 +92,11 @@ def calibration_curves(times: Sequence[float], found: Mapping[str, Sequence[Cali
     figure = _figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     for number, (name, points) in enumerate(found.items()):
-        colour, ratios = f"C{number}", [p.predicted / p.measured for p in points]
+        colour = f"C{number}"
         left.plot(times, [p.predicted for p in points], "-", color=colour, label=f"{name}, predicted")
-        right.errorbar(times, ratios, [2 * p.ratio_error for p in points], fmt="o-", color=colour, label=name)
+        known = [(t, p) for t, p in zip(times, points, strict=True) if p.measured]
+        ratios, errors = [p.predicted / p.measured for _, p in known], [2 * (p.ratio_error or 0.0) for _, p in known]
+        right.errorbar([t for t, _ in known], ratios, errors, fmt="o-", color=colour, label=name)
     left.plot(times, [p.measured for p in next(iter(found.values()))], "ko", markersize=5, label="measured")
     right.axhline(1.0, color="gray", linestyle=":")
     left.set(xlabel="time t", ylabel="variance of x_0, squared error of its mean", yscale="log")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from optcov.report.page_figures import (
     trajectories,
     variance_curves,
 )
+from optcov.report.size import ReportSize
 from optcov.schedule import VPSchedule
 from optcov.tables import TABLES, TableResult, published
 from optcov.tables.published import check_setting
@@ -42,24 +42,6 @@ _CURVES = {  # covariance -> a method that steps by it
     "range": "Improved DDPM",
 }
 _GRIDS = ("DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "NPR-DDPM", "SN-DDPM", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM")
-
-
-@final
-@dataclass(frozen=True)
-class ReportSize:
-    """How much a report draws of its own."""
-
-    grid_steps: tuple[int, ...] = (5, 10, 25)
-    grid_images: int = 9
-    map_images: int = 8
-    map_times: int = 3
-    curve_steps: int = 25
-    curve_images: int = 16
-    calibration_images: int = 48
-    calibration_times: int = 10
-
-
-QUICK = ReportSize((5, 10), 4, 4, 1, 10, 8, 24)
 
 
 def read_tables(directories: Sequence[Path]) -> list[TableResult]:
@@ -106,6 +88,7 @@ def bundle_sections(
             f"{images.name} has images of shape {images.shape}, but {bundle.name} needs {bundle.image_shape}"
         )
     model = bundle.with_schedule("linear") if isinstance(bundle.schedule, VPSchedule) else bundle
+    size = size.fitting(model.schedule)
     found: list[tuple[str, Callable[[], PageSection]]] = [("samples", lambda: _samples(model, size, seed))]
     if images is not None:
         found.append(("variance maps", lambda: _maps(model, images, size, seed)))

@@ -1,0 +1,39 @@
+"""How much a report draws of a bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from optcov.schedule import Schedule
+
+
+@final
+@dataclass(frozen=True)
+class ReportSize:
+    """How much a report draws of its own."""
+
+    grid_steps: tuple[int, ...] = (5, 10, 25)
+    grid_images: int = 9
+    map_images: int = 8
+    map_times: int = 3
+    curve_steps: int = 25
+    curve_images: int = 16
+    calibration_images: int = 48
+    calibration_times: int = 10
+
+    def fitting(self, schedule: Schedule) -> ReportSize:
+        """The same, with no more times than a schedule has."""
+        N = schedule.steps
+        if N is None:
+            return self
+        return replace(
+            self,
+            grid_steps=tuple(dict.fromkeys(min(K, N) for K in self.grid_steps)),
+            map_times=max(1, min(self.map_times, N - 2)),
+            curve_steps=min(self.curve_steps, N),
+            calibration_times=min(self.calibration_times, N),
+        )
+
+
+QUICK = ReportSize((5, 10), 4, 4, 1, 10, 8, 24)
