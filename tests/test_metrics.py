@@ -17,7 +17,7 @@ from scipy.linalg import sqrtm
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from optcov import bundle, data
+from optcov import Schedule, bundle, data
 from optcov.metrics import (
     Extractor,
     FeatureStatistics,
@@ -433,3 +433,30 @@ def test_frechet_command_compares_directories_and_what_bundles_draw(
     expected = draw_images(small_bundle(), "SN-DDIM", Drawing(samples=6, steps=3))
     exact = measure_frechet(small.features(expected), small.features(shown))
     assert drawn["value"] == pytest.approx(exact.value, rel=1e-3)  # networks on disk are laid out otherwise
+
+
+def test_frechet_command_refuses_what_cannot_be_compared_before_images_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optcov.cli import app
+    from small_bundles import SHAPE, small_bundle
+
+    small = Extractor(lambda batch: batch.float().flatten(1)[:, :5], "FD-small")
+    monkeypatch.setattr("optcov.metrics.find_extractor", lambda name: small)
+    monkeypatch.setattr("optcov.bundle.Sampler.draw", None)
+    small_bundle(Schedule.linear(24)).save(tmp_path / "small")
+    for dimension in (4, 5):
+        FeatureStatistics.of(features(9, dimension)).save(tmp_path / f"{dimension}.npz")
+    data.write_npz(tmp_path / "three.npz", images(3, shape=SHAPE))
+    drawn = f"{tmp_path / 'small'}:SN-DDIM"
+    for options, reason in (
+        ([drawn, "4.npz"], "features of 5 and of 4 dimensions cannot be compared"),
+        ([drawn, "5.npz", "--kernel"], "needs images on both sides, not statistics; leave --kernel out"),
+        ([drawn, "5.npz", "--save-first", "small"], "cannot write small: it is a directory"),
+        ([drawn, "5.npz", "--save-first", "4.npz/s.npz"], "cannot write 4.npz/s.npz"),
+        ([drawn, "three.npz"], "three.npz has 3 images, too few for a distance; use at least 4"),
+        ([drawn, "5.npz", "--steps", "99"], r"K = 99 is outside 2\.\.24"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match=reason):
+            CliRunner().invoke(app, ["frechet", *options], catch_exceptions=False)

@@ -14,6 +14,7 @@ from optcov.storage import (
     directory_lock,
     read_json,
     read_tensors,
+    require_writable,
     write_bytes,
     write_files,
     write_json,
@@ -37,6 +38,17 @@ def test_equal_tensors_and_metadata_are_equal_bytes(tmp_path):
         write_tensors(tmp_path / str(number), {"x": torch.ones(3), "y": torch.zeros(2).double()}, metadata)
     assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
     assert read_tensors(tmp_path / "0")[1] == metadata
+
+
+def test_a_file_that_cannot_be_written_is_refused_beforehand(tmp_path):
+    write_bytes(tmp_path / "a", b"old")
+    require_writable(tmp_path / "a")
+    require_writable(tmp_path / "new" / "b")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "new"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+    for wrong in (tmp_path, tmp_path / "a" / "b"):
+        with pytest.raises(StorageError, match=f"cannot write {wrong}: "):
+            require_writable(wrong)
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -84,6 +84,16 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str) -> 
         runner.invoke(app, list(arguments), catch_exceptions=False)
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optcov.bundle.Sampler.draw", None)
+    monkeypatch.setattr("optcov.bench.measure.interleaved", None)
+    for command in (("report", "--bundle", saved / "small"), ("bench", "dynamic_program", "--no-memory")):
+        with pytest.raises(ValueError, match="it is a directory"):
+            run(*command, "--out", tmp_path)
+
+
 def test_a_setting_that_the_paper_lacks_is_refused(saved: Path, tmp_path: Path) -> None:
     options = ("--bundle", saved / "small", "--data", saved / "images.npy", "--out", tmp_path, "--paper", "MNIST")
     with pytest.raises(ValueError, match="no setting 'MNIST'"):

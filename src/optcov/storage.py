@@ -62,6 +62,17 @@ def _temporary(path: Path) -> tuple[int, str]:
     return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
 
 
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before what it is to hold has taken its time."""
+    path = Path(path)
+    if path.is_dir():
+        raise StorageError(f"cannot write {path}: it is a directory")
+    with _writing(path):
+        descriptor, name = _temporary(path)
+        os.close(descriptor)
+        os.unlink(name)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file at once or not at all."""
     with atomic_writer(path) as stream:

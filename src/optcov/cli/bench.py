@@ -26,6 +26,7 @@ def command(
     chosen = names or list(BENCHMARKS)
     size = BenchSize(rounds=rounds, batch=batch_size)
     work = run_benchmarks(chosen, size, memory)
+    storage.require_writable(out)
     announce(f"measures {', '.join(chosen)}: {rounds} rounds in turns with batches of {batch_size}, and writes {out}")
     results = list(track(work, len(chosen), "benchmarks", "benchmarks"))
     content = {"results": [result.to_json() for result in results], "rounds": rounds, "batch": batch_size, **machine()}

@@ -31,14 +31,10 @@ def command(
     """Measure the Frechet distance of two sets of images, with its standard error and its limit of many samples."""
     import torch
 
-    from optcov.metrics import (
-        FeatureStatistics,
-        MetricError,
-        find_extractor,
-        kernel_distance,
-        measure_frechet,
-    )
+    from optcov import storage
+    from optcov.metrics import FeatureStatistics, MetricError, find_extractor, kernel_distance, measure_frechet
     from optcov.metrics.sources import Drawing, open_source, split_method
+    from optcov.metrics.statistics import check_same_dimension
 
     extractor = find_extractor(features)
     drawing = Drawing(samples, steps, seed)
@@ -47,16 +43,21 @@ def command(
         return track(batches, samples, "drawing", "images", len)
 
     opened = [open_source(source, extractor, drawing, watch) for source in (first, second)]
+    check_same_dimension(*(source.dimension for source in opened))
+    if kernel and any(source.statistics for source in opened):
+        raise MetricError("a kernel distance needs images on both sides, not statistics; leave --kernel out")
+    if save_first is not None:
+        storage.require_writable(save_first)
     drawn = [source for source in (first, second) if split_method(source)[1]]
     effort = f", {samples} images of {' and '.join(drawn)} in {steps} steps" if drawn else ""
     announce(f"measures {extractor.distance} between {first} and {second}{effort}")
-    one, other = (features() for features in opened)
+    one, other = (source.features() for source in opened)
     distance = measure_frechet(one, other)
     measured = {name: value for name, value in asdict(distance).items() if name != "replicates"}
     result = {"distance": extractor.distance, "first": first, "second": second, **measured}
     if kernel:
-        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-            raise MetricError("a kernel distance needs images on both sides, not statistics")
+        assert isinstance(one, torch.Tensor)
+        assert isinstance(other, torch.Tensor)
         result["kernel"] = asdict(kernel_distance(one, other))
     if save_first is not None:
         (one if isinstance(one, FeatureStatistics) else FeatureStatistics.of(one)).save(save_first)

@@ -30,6 +30,7 @@ def command(
 ) -> None:
     """Put tables, plots, samples, variance maps and calibration on one self-contained HTML page."""
     from optcov import bundle as bundles
+    from optcov import storage
     from optcov.report.page import write_page
     from optcov.report.page_sections import (
         bundle_sections,
@@ -53,6 +54,7 @@ def command(
         images = _images(data, model.name)
         parts = bundle_sections(model, images, QUICK if quick else ReportSize(), seed)
         drawn = paper_figures(model, figures, images, seed=seed) if figures else drawn
+    storage.require_writable(out)
     announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
     sections = list(table_sections(results))
     if parts:

@@ -29,7 +29,9 @@ from optcov.metrics.statistics import FeatureStatistics, MetricError, check_same
 GROUPS = 20
 INDEFINITE = 1e-4  # share of the largest eigenvalue that a negative one may have: float32 statistics are that inexact
 
-Features = Tensor | FeatureStatistics
+LEAST_IMAGES = 4  # two groups of two
+
+Features = Tensor | FeatureStatistics  # (n, d), or what is left of them
 
 
 @final
@@ -46,7 +48,7 @@ class Distance:
 
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
     """Squared Frechet distance of two Gaussians, never negative."""
-    check_same_dimension(first, second)
+    check_same_dimension(first.dimension, second.dimension)
     return _distance(first, second, _root(second.covariance))
 
 
@@ -99,7 +101,7 @@ def _groups(side: Features, groups: int) -> list[FeatureStatistics]:
         raise MetricError(f"{groups} groups cannot be resampled; use at least 2")
     groups = min(groups, len(side) // 2)
     if groups < 2:
-        raise MetricError(f"{len(side)} images are too few for a distance; use at least 4")
+        raise MetricError(f"{len(side)} images are too few for a distance; use at least {LEAST_IMAGES}")
     return [FeatureStatistics.of(side[start::groups]) for start in range(groups)]
 
 

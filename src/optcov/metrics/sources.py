@@ -7,7 +7,7 @@ BUNDLE:METHOD                             images drawn from a bundle, e.g. fashi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -21,10 +21,10 @@ from optcov.bundle.loading import find_bundle
 from optcov.data.arrays import read_npz
 from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
-from optcov.metrics.statistics import FeatureStatistics, MetricError, statistics_from
+from optcov.metrics.frechet import LEAST_IMAGES, Features
+from optcov.metrics.statistics import MetricError, statistics_from
 from optcov.processes import this_process
 
-Features = Tensor | FeatureStatistics  # (n, d), or what is left of them
 Watch = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # passes batches of images on, such as a progress bar
 
 
@@ -39,33 +39,59 @@ class Drawing:
     batch: int = 64
 
 
+@final
+@dataclass(frozen=True)
+class OpenSource:
+    """A source that was read and found in order; what then takes long is to draw its images and find their features."""
+
+    features: Callable[[], Features]
+    dimension: int  # of the features
+    statistics: bool = False  # whether these are all there is, without images
+
+
 def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Features:
     """Features (n, d) of a source, or its statistics if it is a file of statistics."""
-    return open_source(source, extractor, drawing)()
+    return open_source(source, extractor, drawing).features()
 
 
 def open_source(
     source: str, extractor: Extractor, drawing: Drawing | None = None, watch: Watch = lambda batches: batches
-) -> Callable[[], Features]:
-    """Read a source, which may be refused, and return what then takes long: to draw its images and find their features.
+) -> OpenSource:
+    """Read a source, which may be refused.
 
     watch: sees the batches that are drawn from a bundle.
     """
     bundle, method = split_method(source)
     if method is not None:
-        model = load(bundle)
-        extractor.check(model.image_shape, source)
-        model.network.to(this_process().device)
-        return lambda: extractor.features(draw_images(model, method, drawing or Drawing(), watch))
+        return _open_bundle(source, load(bundle), method, extractor, drawing or Drawing(), watch)
     if source.endswith(".npz") and Path(source).is_file():
         arrays = read_npz(Path(source))
         if {"mu", "sigma"} <= set(arrays):
             statistics = statistics_from(arrays, Path(source))
-            return lambda: statistics
+            return OpenSource(lambda: statistics, statistics.dimension, statistics=True)
     name, _, split = source.rpartition("#")
     images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")
     extractor.check(images.shape, source)
-    return lambda: extractor.features(images)
+    if len(images) < LEAST_IMAGES:
+        raise MetricError(f"{source} has {len(images)} images, too few for a distance; use at least {LEAST_IMAGES}")
+    return OpenSource(lambda: extractor.features(images), _dimension(extractor, images.shape))
+
+
+def _open_bundle(
+    source: str, bundle: Bundle, method: str, extractor: Extractor, drawing: Drawing, watch: Watch
+) -> OpenSource:
+    extractor.check(bundle.image_shape, source)
+    bundle.network.to(this_process().device)
+    sampler = _sampler(bundle, method, drawing)
+    return OpenSource(
+        lambda: extractor.features(_drawn(sampler, drawing, watch)), _dimension(extractor, bundle.image_shape)
+    )
+
+
+def _dimension(extractor: Extractor, shape: Sequence[int]) -> int:
+    """Of the features, by those of a black image, whatever they are."""
+    with torch.no_grad():
+        return extractor.function(torch.zeros(1, *shape, dtype=torch.uint8)).shape[-1]
 
 
 def split_method(source: str) -> tuple[str, str | None]:
@@ -84,17 +110,24 @@ def _is_bundle(name: str) -> bool:
     return True
 
 
-def draw_images(bundle: Bundle, method: str, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
+def draw_images(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
     """Images drawn from a bundle along an even trajectory, with the noise cap that goes with the method."""
-    parts = list(watch(draw_batches(bundle, method, drawing)))
-    return data.ImageSet(torch.cat(parts), None, f"{bundle.name}:{method}")
+    return _drawn(_sampler(bundle, method, drawing), drawing)
 
 
-def draw_batches(bundle: Bundle, method: str, drawing: Drawing) -> Iterator[Tensor]:
-    """The same, batch by batch: uint8 (B, C, H, W)."""
+def _sampler(bundle: Bundle, method: str, drawing: Drawing) -> Sampler:
     if bundle.data_range != (-1.0, 1.0):
         raise MetricError(f"{bundle.name} draws data in {bundle.data_range}; images need the range (-1, 1)")
-    sampler = Sampler(bundle, method, drawing.steps, drawing.seed)
+    return Sampler(bundle, method, drawing.steps, drawing.seed)
+
+
+def _drawn(sampler: Sampler, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
+    parts = list(watch(_batches(sampler, drawing)))
+    return data.ImageSet(torch.cat(parts), None, f"{sampler.bundle.name}:{sampler.method.name}")
+
+
+def _batches(sampler: Sampler, drawing: Drawing) -> Iterator[Tensor]:
+    """Images batch by batch: uint8 (B, C, H, W)."""
     for first in range(0, drawing.samples, drawing.batch):
         indices = range(first, min(first + drawing.batch, drawing.samples))
         yield data.to_8bit(sampler.draw(indices).x_0.cpu())

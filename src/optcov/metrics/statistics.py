@@ -76,7 +76,7 @@ class FeatureStatistics:
         """Statistics of both sets together."""
         if self.count is None or other.count is None:
             raise MetricError("statistics without a count cannot be merged; gather them from images")
-        check_same_dimension(self, other)
+        check_same_dimension(self.dimension, other.dimension)
         n, m = self.count, other.count
         difference = other.mean - self.mean
         between = torch.outer(difference, difference) * (n * m / (n + m))
@@ -120,10 +120,9 @@ def merge_all(parts: Iterable[FeatureStatistics]) -> FeatureStatistics:
     return reduce(FeatureStatistics.merge, parts)
 
 
-def check_same_dimension(first: FeatureStatistics, second: FeatureStatistics) -> None:
+def check_same_dimension(first: int, second: int) -> None:
     """Refuse to compare features of different extractors."""
-    if first.dimension != second.dimension:
+    if first != second:
         raise MetricError(
-            f"features of {first.dimension} and of {second.dimension} dimensions cannot be compared; "
-            f"use one feature extractor for both"
+            f"features of {first} and of {second} dimensions cannot be compared; use one feature extractor for both"
         )
