@@ -140,6 +140,20 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
         store.get(cell)
 
 
+def test_a_number_that_was_changed_on_disk_is_refused_and_older_records_are_read(tmp_path: Path) -> None:
+    store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
+    path = tmp_path / "cells" / f"{cell.key}.json"
+    store.put(cell, {"value": 0.1, "by_length": {10: (1, 2.5)}}, 0.1)
+    assert store.get(cell) == {"value": 0.1, "by_length": {"10": [1, 2.5]}}
+    record = json.loads(path.read_text())
+    for result in ({}, {**record["result"], "value": 0.7}):
+        storage.write_json(path, {**record, "result": result})
+        with pytest.raises(storage.StorageError, match=r"json was changed after it was written; remove it"):
+            store.get(cell)
+    storage.write_json(path, {name: part for name, part in record.items() if name != "checksum"})
+    assert store.get(cell) == record["result"]
+
+
 @pytest.fixture(scope="module")
 def fid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TableResult]:
     directory = tmp_path_factory.mktemp("tables")
@@ -485,6 +499,11 @@ def test_latex_escapes_what_tex_reserves() -> None:
     text = latex(_example())
     assert r"SN\_DDPM & \textbf{1.00 $\pm$ 0.25} (3.65) & - \\" in text
     assert r"K = 25 \%" in text
+    rows = (Row(r"a\b{c}$d~e^f#&", (Entry(1.0),)),)
+    strange = replace(_example(), title="two\nlines", sections=(Section("x\ny", ("K",), rows),))
+    first, *_, row, _, _ = latex(strange).splitlines()
+    assert first == "% two lines; x y"
+    assert row == r"a\textbackslash{}b\{c\}\$d\textasciitilde{}e\textasciicircum{}f\#\& & 1.00 \\"
 
 
 def test_csv_reads_back_number_by_number() -> None:

@@ -64,12 +64,14 @@ class CellStore:
         result = record.get("result") if isinstance(record, dict) else None
         if not isinstance(result, dict) or record.get("settings") != _plain(cell.settings):
             raise storage.StorageError(f"{path} is not the record of {cell.label}; remove it to compute it again")
+        if record.get("checksum", _checksum(result)) != _checksum(result):  # records of older versions have none
+            raise storage.StorageError(f"{path} was changed after it was written; remove it to compute it again")
         return result
 
     def put(self, cell: Cell, result: Result, seconds: float) -> None:
         """Store a result, and drop its parts."""
         record = {"label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings), "seconds": seconds}
-        storage.write_json(self._path(cell), {**record, "result": result})
+        storage.write_json(self._path(cell), {**record, "result": result, "checksum": _checksum(result)})
         self.drop_parts(cell)
 
     def drop_parts(self, cell: Cell) -> None:
@@ -200,6 +202,11 @@ class TableRun(Generic[Table]):
         return Progress(cell.label, done, self.total, self._computed, self._found, left)
 
 
-def _plain(settings: Mapping[str, Any]) -> Any:
+def _plain(content: Mapping[str, Any]) -> Any:
     """As JSON gives it back: tuples are lists."""
-    return json.loads(json.dumps(dict(settings)))
+    return json.loads(json.dumps(dict(content)))
+
+
+def _checksum(result: Result) -> str:
+    """Of the numbers as they are written: a digit that was damaged on disk would else be shown as measured."""
+    return hashlib.sha256(json.dumps(_plain(result), sort_keys=True).encode()).hexdigest()

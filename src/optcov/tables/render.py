@@ -9,7 +9,16 @@ from pathlib import Path
 from optcov import storage
 from optcov.tables.result import Entry, Section, TableResult
 
-_LATEX = {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "±": r"$\pm$", ">": r"$>$", "<": r"$<$", "×": r"$\times$"}
+_LATEX = {  # what TeX reserves, and what its fonts lack
+    **{character: f"\\{character}" for character in "&%#_${}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    ">": r"$>$",
+    "<": r"$<$",
+    "×": r"$\times$",
+}
 _TICKS = {True: "holds", False: "does not hold", None: "cannot be told"}
 
 
@@ -69,7 +78,8 @@ def latex(result: TableResult) -> str:
     """A booktabs table per section."""
     parts = []
     for section in result.sections:
-        lines = [rf"% {result.title}; {section_title(section)}", rf"\begin{{tabular}}{{l{'r' * len(section.columns)}}}"]
+        comment = " ".join(f"{result.title}; {section_title(section)}".split())  # a second line would be typeset
+        lines = [f"% {comment}", rf"\begin{{tabular}}{{l{'r' * len(section.columns)}}}"]
         lines += [r"\toprule", " & ".join(["", *(_escape(c) for c in section.columns)]) + r" \\", r"\midrule"]
         group = section.rows[0].group if section.rows else ""
         for row in section.rows:
