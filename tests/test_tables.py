@@ -271,6 +271,19 @@ def test_another_content_of_the_reference_is_another_cell(tmp_path: Path) -> Non
     assert len(keys) == 2
 
 
+def test_another_content_of_a_directory_of_reference_is_another_cell(tmp_path: Path) -> None:
+    keys, png = [], tmp_path / "images" / "a" / "1.png"
+    for bundle in (small_bundle(), small_bundle(Schedule.linear(24))):
+        for content in (b"one", b"two", b"two"):
+            storage.write_bytes(png, content)
+            bundle.save(tmp_path / "small")
+            sources = (tmp_path / "images", f"{tmp_path / 'small'}:DDIM")
+            keys.append([evaluation(reference=str(s)).distance_cell("linear", "DDIM", 3).key for s in sources])
+    by_images, by_bundle = zip(*keys, strict=True)
+    assert [by_images.index(key) for key in by_images] == [0, 1, 1, 0, 1, 1]
+    assert [by_bundle.index(key) for key in by_bundle] == [0, 0, 0, 3, 3, 3]
+
+
 def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
     chosen = {"methods": ["NPR-DDPM", "NPR-DDIM"], "schedules": ("linear",), "steps": [3]}
     bounds = drained(table_run("bpd", evaluation(**chosen), tmp_path))

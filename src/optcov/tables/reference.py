@@ -11,6 +11,7 @@ from typing import final
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.metrics.frechet import Features
+from optcov.metrics.sources import split_method
 from optcov.tables.images import TableImages
 
 EXACT = 5000  # images from which on a reference counts as exact rather than being resampled
@@ -39,12 +40,11 @@ class Reference:
 
     @cached_property
     def identity(self) -> str:
-        """Changes with the content, as far as it is one file."""
+        """Changes with the content, as far as it is a file or a directory."""
         if self.source is None:
             return self._chosen.checksum
-        file = Path(self.source.partition("#")[0])
-        content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        return f"{self.source} {content}".rstrip()
+        named = split_method(self.source)[0].partition("#")[0]
+        return f"{self.source} {_content(Path(named))}".rstrip()
 
     @property
     def name(self) -> str:
@@ -59,3 +59,15 @@ class Reference:
     @property
     def _chosen(self) -> ImageSet:
         return self.images.reference.select(slice(0, self.count)) if self.count else self.images.reference
+
+
+def _content(path: Path) -> str:
+    """SHA-256 of a file, or of all files below a directory with their names; empty if there is neither."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    if not path.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(part for part in path.rglob("*") if part.is_file()):
+        digest.update(f"{file.relative_to(path)}\n{_content(file)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
