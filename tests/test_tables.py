@@ -356,6 +356,12 @@ def test_repeats_report_the_spread_over_seeds(tmp_path: Path) -> None:
         assert entry.paper_text is None  # the paper has all 1000 times, this size 8
 
 
+def test_repeats_of_fewer_times_do_not_call_them_full(tmp_path: Path) -> None:
+    for schedule in ("linear", "vp_sde"):
+        (claim,) = drained(table_run("repeats", evaluation(schedules=(schedule,)), tmp_path)).claims
+        assert claim.statement.endswith("at K = 8, not the full timesteps")
+
+
 def test_repeats_at_full_timesteps_stand_beside_the_papers_deviation(tmp_path: Path) -> None:
     work = evaluation(schedules=("linear",))
     cells = {("linear", seed): Cell("test", {"seed": seed, "times": 1000}, 1.0, "") for seed in (1, 2)}

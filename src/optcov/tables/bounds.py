@@ -8,7 +8,7 @@ from typing import Any
 
 from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import Difference, judge
-from optcov.tables.evaluation import Evaluation
+from optcov.tables.evaluation import MOST_STEPS, Evaluation
 from optcov.tables.likelihoods import ROW_OF_DESIGN
 from optcov.tables.published import published, published_value
 from optcov.tables.result import Claim, Entry, Row, Section, TableResult
@@ -88,7 +88,7 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
         ]
         error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
         found = [Difference(f"{schedule}, K = {K}", statistics.fmean(gaps), error)] if gaps else []
-        full = evaluation.on(schedule).schedule.steps in (K, None)
+        full = (evaluation.on(schedule).schedule.steps or MOST_STEPS) == K
         where = "full timesteps" if full else f"K = {K}, not the full timesteps"
         claims.append(judge(f"NPR-DDPM needs fewer bits/dim than A-DDPM at {where}", found))
     theirs = published("repeats")
