@@ -36,7 +36,7 @@ def command(
         return
     print_table(
         f"medians of the ratios of {rounds} rounds in turns, batch {batch_size}",
-        ("ours / against", "ratio", "ms", "ms", "peak, MB"),
+        ("ours / against", "ratio", "ours, ms", "against, ms", "peak, MB"),
         [
             (
                 f"{result.name}: {result.ours} / {result.theirs}",

@@ -95,7 +95,7 @@ class ImageSet:
         if not 0 < count < len(self):
             raise DataError(
                 f"a test share of {test_share} of {len(self)} images leaves {count} for testing and "
-                f"{len(self) - count} for training; choose a share that leaves both"
+                f"{len(self) - count} for training; give more images, or a share that leaves both"
             )
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         test, train = order[:count].sort().values, order[count:].sort().values

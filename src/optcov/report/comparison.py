@@ -54,7 +54,7 @@ def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> Non
     figure = _figure(width, width * picture.shape[1] / picture.shape[2] + (0.4 if caption else 0))
     show(figure.subplots(), picture)
     if caption:
-        figure.supxlabel(caption, fontsize=9)
+        figure.supxlabel(caption, fontsize=9, parse_math=False)  # names of bundles may hold dollars
     _save(figure, path)
 
 
@@ -74,7 +74,7 @@ def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
     for axes, K in zip(panels[0], steps, strict=True):
         axes.set_title(f"{K} steps", fontsize=9)
     if caption:
-        figure.suptitle(caption, fontsize=10)
+        figure.suptitle(caption, fontsize=10, parse_math=False)
     _save(figure, path)
 
 
@@ -94,7 +94,7 @@ def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str
         drawn = right.imshow(deviations[number].mean(0).numpy(), cmap="magma", vmin=0, vmax=float(deviations.max()))
     figure.colorbar(drawn, ax=panels, label="standard deviation of x_0", shrink=0.8)
     if caption:
-        figure.suptitle(caption, fontsize=10)
+        figure.suptitle(caption, fontsize=10, parse_math=False)
     _save(figure, path)
 
 
