@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optcov.tables.cells import Cell, Plan, Result, gather
@@ -69,28 +69,11 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
     for schedule in dict.fromkeys(name for name, _ in cells):
         runs = [result["rows"] for (name, _), result in results.items() if name == schedule]
         values = {design: [_bits(rows, design) for rows in runs] for design in REPEATED}
-        K = int(runs[0][0]["K"])
-        setting = evaluation.paper_setting(schedule)
-        rows = []
-        for design in REPEATED:
-            known = [value for value in values[design] if value is not None]
-            name = ROW_OF_DESIGN[design]
-            paper = published_value("repeats", setting, name, K)
-            in_full = None if paper is None else _with_deviation(str(setting), name)
-            entry = Entry(text="-", paper=paper, paper_text=in_full)
-            if known:
-                spread = statistics.stdev(known) if len(known) > 1 else None
-                entry = Entry(statistics.fmean(known), spread, paper, paper_text=in_full, details={"runs": known})
-            rows.append(Row(name, (entry,)))
-        sections.append(Section(schedule, (f"K = {K}",), tuple(rows), setting, decimals=5).with_best())
-        gaps = [
-            b - a for a, b in zip(values["analytic"], values["npr"], strict=True) if a is not None and b is not None
-        ]
-        error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
-        found = [Difference(f"{schedule}, K = {K}", statistics.fmean(gaps), error)] if gaps else []
+        K, setting = int(runs[0][0]["K"]), evaluation.paper_setting(schedule)
+        rows = tuple(_repeated_row(design, values[design], K, setting) for design in REPEATED)
+        sections.append(Section(schedule, (f"K = {K}",), rows, setting, decimals=5).with_best())
         full = (evaluation.on(schedule).schedule.steps or MOST_STEPS) == K
-        where = "full timesteps" if full else f"K = {K}, not the full timesteps"
-        claims.append(judge(f"NPR-DDPM needs fewer bits/dim than A-DDPM at {where}", found))
+        claims.append(_repeated_claim(values["npr"], values["analytic"], f"{schedule}, K = {K}", K, full))
     theirs = published("repeats")
     noted = (
         f"Mean and standard deviation over {evaluation.size.repeats} seeds, which choose images and noise "
@@ -99,6 +82,28 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
     )
     title = f"Likelihood over seeds, {evaluation.bundle.name}"
     return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
+
+
+def _repeated_row(design: str, values: Sequence[float | None], K: int, setting: str | None) -> Row:
+    """Mean over seeds, and standard deviation in place of an error, as in the paper."""
+    name, known = ROW_OF_DESIGN[design], [value for value in values if value is not None]
+    paper = published_value("repeats", setting, name, K)
+    in_full = None if paper is None else _with_deviation(str(setting), name)
+    if not known:
+        return Row(name, (Entry(text="-", paper=paper, paper_text=in_full),))
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    return Row(name, (Entry(statistics.fmean(known), spread, paper, paper_text=in_full, details={"runs": known}),))
+
+
+def _repeated_claim(
+    npr: Sequence[float | None], analytic: Sequence[float | None], where: str, K: int, full: bool
+) -> Claim:
+    """By the differences seed by seed; full: whether K is all the times there are."""
+    gaps = [a - b for a, b in zip(npr, analytic, strict=True) if a is not None and b is not None]
+    error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
+    found = [Difference(where, statistics.fmean(gaps), error)] if gaps else []
+    times = "full timesteps" if full else f"K = {K}, not the full timesteps"
+    return judge(f"NPR-DDPM needs fewer bits/dim than A-DDPM at {times}", found)
 
 
 def _with_deviation(setting: str, row: str) -> str:
