@@ -119,7 +119,7 @@ def _table(section: Section) -> str:
 def _entry(entry: Entry, decimals: int) -> str:
     number, _, error = entry.ours(decimals).partition(" ± ")
     ours = html.escape(number) + (f' <span class="error">± {html.escape(error)}</span>' if error else "")
-    paper = entry.published(decimals)
+    paper = entry.published()
     theirs = f' <span class="paper">({html.escape(paper)})</span>' if paper else ""
     return (f"<b>{ours}</b>" if entry.best else ours) + theirs
 

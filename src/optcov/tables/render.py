@@ -55,7 +55,7 @@ def markdown(result: TableResult) -> str:
 
 def section_title(section: Section) -> str:
     """The heading, and whose numbers are in brackets, if there are any."""
-    compared = any(entry.published(section.decimals) for row in section.rows for entry in row.entries)
+    compared = any(entry.published() for row in section.rows for entry in row.entries)
     return section.heading + (f" (the paper's {section.paper_setting} in brackets)" if compared else "")
 
 
@@ -93,17 +93,17 @@ def latex(result: TableResult) -> str:
 
 def plain(entry: Entry, section: Section) -> str:
     """Ours, with the paper's in brackets."""
-    paper = entry.published(section.decimals)
+    paper = entry.published()
     return entry.ours(section.decimals) + (f" ({paper})" if paper else "")
 
 
 def _markdown(entry: Entry, section: Section) -> str:
-    ours, paper = entry.ours(section.decimals), entry.published(section.decimals)
+    ours, paper = entry.ours(section.decimals), entry.published()
     return (f"**{ours}**" if entry.best else ours) + (f" ({paper})" if paper else "")
 
 
 def _latex(entry: Entry, section: Section) -> str:
-    ours, paper = (_escape(text) for text in (entry.ours(section.decimals), entry.published(section.decimals)))
+    ours, paper = (_escape(text) for text in (entry.ours(section.decimals), entry.published()))
     return (rf"\textbf{{{ours}}}" if entry.best else ours) + (f" ({paper})" if paper else "")
 
 

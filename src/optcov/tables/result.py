@@ -34,11 +34,11 @@ class Entry:
         error = "" if self.error is None else f" ± {self.error:.{decimals}f}"
         return f"{self.value:.{decimals}f}{error}"
 
-    def published(self, decimals: int) -> str:
-        """The paper's number, for the eye; empty if it has none."""
+    def published(self) -> str:
+        """The paper's number, with the decimals of its tables; empty if it has none."""
         if self.paper_text is not None:
             return self.paper_text
-        return "" if self.paper is None else f"{self.paper:.{decimals}f}"
+        return "" if self.paper is None else f"{self.paper:.2f}"
 
 
 @final
