@@ -3,40 +3,121 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optcov import bundle
-from optcov.tables import SIZES, Evaluation, TableImages
+from optcov.metrics import find_extractor
+from optcov.tables import SIZES, Evaluation, TableImages, TableResult, table_run
+from optcov.tables.timesteps import SEARCHED
 
 ROOT = Path(__file__).parent.parent
+MEASURED = ROOT / "measurements" / "fashion"
 RESULTS = (ROOT / "docs" / "results.md").read_text().splitlines()
-CELLS = [json.loads(path.read_text()) for path in sorted((ROOT / "measurements" / "fashion" / "cells").glob("*.json"))]
-REPORTED = [cell for cell in CELLS if cell["kind"] == "distance" and cell["settings"]["steps"] in (10, 25)]
+CELLS = [json.loads(path.read_text()) for path in sorted((MEASURED / "cells").glob("*.json"))]
+DISTANCES = [cell for cell in CELLS if cell["kind"] == "distance"]
+REPORTED = [cell for cell in DISTANCES if cell["settings"]["samples"] == SIZES["middle"].samples]
 
 
-def test_the_cells_are_measured_on_the_embedded_model() -> None:
-    evaluation = Evaluation(bundle.load("fashion"), TableImages.load(None, "fashion"), None, SIZES["quick"])
-    assert {cell["settings"]["model"] for cell in CELLS} == {evaluation.identity}
+@pytest.fixture(scope="module")
+def quick() -> Evaluation:
+    """What `optcov table NAME --quick` evaluates."""
+    images = TableImages.load(None, "fashion")
+    return Evaluation(bundle.load("fashion"), images, find_extractor("fashion"), SIZES["quick"])
+
+
+def test_the_cells_are_measured_on_the_embedded_model(quick: Evaluation) -> None:
+    assert {cell["settings"]["model"] for cell in CELLS} == {quick.identity}
 
 
 @pytest.mark.parametrize("cell", REPORTED, ids=lambda cell: cell["label"])
 def test_a_measured_distance_stands_in_the_results(cell: dict[str, Any]) -> None:
-    result, settings = cell["result"], cell["settings"]
-    number = f"{result['limit']:.2f} ± {result['standard_error']:.2f}"
-    rows = [line for line in RESULTS if line.startswith(f"| {settings['method']} |")]
+    rows = [line for line in RESULTS if line.startswith(f"| {cell['settings']['method']} |")]
+    number = _number(cell["result"])
     assert any(number in row for row in rows), f"{cell['label']}: {number} is not in docs/results.md"
 
 
 def test_measured_bits_stand_in_the_results() -> None:
-    (cell,) = (cell for cell in CELLS if cell["kind"] == "likelihood")
+    (cell,) = (c for c in CELLS if c["kind"] == "likelihood" and c["settings"]["images"] == SIZES["middle"].images)
     for row in cell["result"]["rows"]:
         if row["K"] in (10, 25, 50, 100):
             estimate = row["bits_per_dim"]
             number = f"{estimate['mean']:.3f} ± {estimate['standard_error']:.3f}"
-            assert any(line.startswith(f"| {row['kind']} ") and number in line for line in RESULTS), (
-                row["design"],
-                number,
-            )
+            rows = [line for line in RESULTS if line.startswith(f"| {row['kind']} ")]
+            assert any(number in line for line in rows), (row["design"], number)
+
+
+def test_the_least_steps_are_those_of_the_cells(quick: Evaluation) -> None:
+    found = {
+        (cell["settings"]["method"], cell["settings"]["steps"]): cell["result"]
+        for cell in DISTANCES
+        if cell["settings"]["samples"] == SIZES["quick"].samples
+        and cell["settings"]["schedule_name"] == "linear"
+        and cell["settings"]["reference"] != quick.reference.identity  # it was made with --data
+    }
+    rows = [line.split("|")[1:3] for line in _section("### Least number of steps") if line.startswith("| ")]
+    shown = {name.strip(): re.search(r"(\d+) \((\d\.\d\d ± \d\.\d\d)\)", text) for name, text in rows[2:]}
+    assert set(shown) == set(SEARCHED)
+    target = found["A-DDIM", SIZES["quick"].target_steps]["limit"]
+    for row, (method, _) in SEARCHED.items():
+        reached = {K for (name, K), result in found.items() if name == method and result["limit"] <= target}
+        match = shown[row]
+        if match is None:
+            assert not reached, row
+            continue
+        K = int(match[1])
+        assert match[2] == _number(found[method, K]), row
+        assert {K - 1, K} & reached == {K}, row
+        assert (method, K - 1) in found, row  # it was tried
+
+
+def test_quick_tables_take_minutes_and_say_of_distances_what_the_page_says(
+    quick: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, seconds = _stored("fid", quick, monkeypatch)
+    assert seconds < 600  # as measured on two cores
+    assert {claim.statement: claim.holds for claim in table.claims} == {
+        "SN-DDPM has a smaller distance than A-DDPM": False,
+        "NPR-DDPM has a smaller distance than A-DDPM": None,
+        "SN-DDIM has a smaller distance than A-DDIM": False,
+        "NPR-DDIM has a smaller distance than A-DDIM": None,
+        "SN-DDIM has a smaller distance than DDIM": None,
+        "SN-DPM has a smaller distance than A-DPM": False,
+        "SN-DPM has a smaller distance than probability flow": True,
+    }
+
+
+def test_quick_tables_take_minutes_and_confirm_every_claim_on_likelihoods(
+    quick: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, seconds = _stored("bpd", quick, monkeypatch)
+    assert seconds < 600
+    assert len(table.claims) == 7
+    assert all(claim.holds for claim in table.claims)
+
+
+def _stored(name: str, quick: Evaluation, monkeypatch: pytest.MonkeyPatch) -> tuple[TableResult, float]:
+    """A table from the committed cells alone, and how long their computation took."""
+    stored = {cell["label"]: cell for cell in CELLS if _of(quick, cell)}
+    monkeypatch.setattr(Evaluation, "compute", None)
+    run = table_run(name, quick, MEASURED)
+    asked = {progress.label for progress in run}
+    return run.table, sum(stored[label]["seconds"] for label in asked)
+
+
+def _of(quick: Evaluation, cell: dict[str, Any]) -> bool:
+    settings = cell["settings"]
+    return quick.reference.identity == settings.get("reference") or quick.images.test.checksum == settings.get("test")
+
+
+def _number(result: dict[str, Any]) -> str:
+    return f"{result['limit']:.2f} ± {result['standard_error']:.2f}"
+
+
+def _section(heading: str) -> list[str]:
+    """The lines of docs/results.md below a heading, up to the next."""
+    begin = RESULTS.index(heading) + 1
+    return RESULTS[begin : next(n for n in range(begin, len(RESULTS)) if RESULTS[n].startswith("#"))]
