@@ -18,9 +18,9 @@ from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
-from optcov.tables.bounds import repeats_plan
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
+from optcov.tables.likelihoods import repeats_plan
 from optcov.tables.normalised import normalised_steps
 from optcov.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.tables.result import Entry, Row, Section

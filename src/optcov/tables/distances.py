@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from optcov.methods import PEER_METHODS, find_method
 from optcov.solvers import PEERS as SCHEDULERS
-from optcov.tables.bounds import bpd_cells
 from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import judge, lower_in_all, lower_rows
 from optcov.tables.evaluation import Evaluation
-from optcov.tables.likelihoods import ROW_OF_DESIGN
+from optcov.tables.likelihoods import bpd_cells
 from optcov.tables.published import published_value
 from optcov.tables.result import Claim, Entry, Row, Section, TableResult
+from optcov.tables.scoring import ROW_OF_DESIGN
 
 DISCRETE = {
     "DDPM": ("DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "NPR-DDPM", "SN-DDPM"),

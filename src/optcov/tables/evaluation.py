@@ -19,9 +19,9 @@ from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
 from optcov.tables.drawing import compute_distance
 from optcov.tables.images import TableImages
-from optcov.tables.likelihoods import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.published import SETTING_OF_SCHEDULE, trajectory_images
 from optcov.tables.reference import Reference
+from optcov.tables.scoring import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.sizes import Size
 
 OWN = "own"  # the schedule that a bundle was trained on

@@ -1,129 +1,209 @@
-"""Bits/dim of every design by even and optimal trajectories: one cell of tab:bpd, tab:improved_ddpm and tab:ll_var.
-
-A cell is two sweeps, which give every design and every K at once; the three tables share cells where they can.
-"""
+"""The tables of likelihoods from their cells: bpd (tab:bpd), iddpm (tab:improved_ddpm), repeats (tab:ll_var)."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+from optcov.tables.cells import Cell, Plan, Result, gather
+from optcov.tables.claims import Difference, judge
+from optcov.tables.evaluation import MOST_STEPS, Evaluation
+from optcov.tables.published import published, published_value
+from optcov.tables.result import Claim, Entry, Row, Section, TableResult
+from optcov.tables.scoring import ROW_OF_DESIGN
 
-from optcov.bundle import Bundle
-from optcov.data import ImageSet
-from optcov.forward import ForwardProcess
-from optcov.likelihood import CostTable, Sweep, even_on_grid, likelihood_table
-from optcov.reverse import ReverseProcess
-from optcov.tables.cells import Result
-from optcov.tables.images import TableImages
-from optcov.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from optcov.estimators import PerTime
-
-ROW_OF_DESIGN = {
-    "beta_tilde": "DDPM, beta-tilde",
-    "beta": "DDPM, beta",
-    "analytic": "A-DDPM",
-    "npr_isotropic": "isotropic NPR-DDPM",
-    "sn": "SN-DDPM",
-    "npr": "NPR-DDPM",
-    "range": "Improved DDPM",
-}
-LAST_VARIANCE = "paper"
+REPEATED = ("analytic", "npr")
 
 
-def compute_likelihood(
-    bundle: Bundle, images: TableImages, settings: Mapping[str, Any], scratch: Path, batch_size: int, identity: str
-) -> Generator[float, None, Result]:
-    """Sweep training images, if trajectories are to be chosen, then test images; score every design and K."""
-    train_images, test_images = int(settings["train_images"]), int(settings["images"])
-    train_share = train_images / (train_images + test_images)
-    train: CostTable | None = None
-    if train_images:
-        sweep = _sweep(bundle, images.train, settings, f"{scratch}-train", batch_size, identity, train_images)
-        yield from _shares(sweep, 0.0, train_share)
-        train = sweep.table
-    sweep = _sweep(bundle, images.test, settings, f"{scratch}-test", batch_size, identity, test_images, train)
-    yield from _shares(sweep, train_share, 1.0)
-    test = sweep.table
-    rows = _even_rows(test, settings["lengths"]) if train is None else _rows(train, test, settings["lengths"])
-    return {"rows": rows, "clamped": {name: list(rates) for name, rates in test.clamp_rates().items()}}
+def bpd_cells(evaluation: Evaluation) -> dict[str, Cell]:
+    """One cell per discrete schedule; the paper scores no other."""
+    names = evaluation.discrete_schedules or list(evaluation.schedules)
+    return {schedule: evaluation.likelihood_cell(schedule) for schedule in names}
 
 
-def _sweep(
-    bundle: Bundle,
-    images: ImageSet,
-    settings: Mapping[str, Any],
-    state: str,
-    batch_size: int,
-    identity: str,
-    count: int,
-    train: CostTable | None = None,
-) -> Sweep:
-    process = ReverseProcess(bundle.network, ForwardProcess(bundle.schedule), "beta_tilde", bundle.data_range)
-    chosen = images.select(_choice(len(images), count, settings["image_seed"]))
-    noise, residual = _numbers(bundle) if train is None else (train.mean_square_noise, train.mean_square_residual)
-    grid = Trajectory.even(bundle.schedule, int(settings["times"]))
-    return Sweep(
-        process,
-        chosen,
-        times=list(grid.times),
-        seed=int(settings["noise_seed"]),
-        last_variances=[LAST_VARIANCE],
-        mean_square_noise=noise,
-        mean_square_residual=residual,
-        batch_size=batch_size,
-        device=next(bundle.unet.parameters()).device,
-        state=Path(f"{state}.safetensors"),
-        identity=identity,
+def bpd_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableResult]:
+    """Bits/dim by even (ET) and optimal (OT) trajectories."""
+    results = yield from _chosen(evaluation, cells)
+    sections = [_section(evaluation, schedule, result["rows"]) for schedule, result in results.items()]
+    claims = _claims(results, {schedule: int(cell.settings["times"]) for schedule, cell in cells.items()})
+    return TableResult(
+        "bpd",
+        f"Upper bound on the negative log-likelihood, {evaluation.bundle.name}",
+        "bits/dim",
+        tuple(sections),
+        _notes(evaluation, cells) + _clamp_notes(results),
+        tuple(claims),
     )
 
 
-def _numbers(bundle: Bundle) -> tuple[PerTime | None, PerTime | None]:
-    """The bundle's numbers per time; what it lacks, the sweep measures on its own images."""
-    known = {} if bundle.numbers is None else bundle.numbers.tensors()
-    names = ("mean_square_noise", "mean_square_residual")
-    noise, residual = (bundle.per_time(name) if name in known else None for name in names)
-    return noise, residual
+def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableResult]:
+    """The learned range of Improved DDPM beside NPR, along even trajectories."""
+    schedule = next(iter(cells))
+    reason = evaluation.missing(schedule, "Improved DDPM") or evaluation.missing(schedule, "NPR-DDPM")
+    if reason:
+        raise ValueError(reason)
+    results = yield from _chosen(evaluation, cells)
+    sections = []
+    for schedule, result in results.items():
+        rows = [row for row in result["rows"] if row["kind"] == "ET" and row["design"] in ("range", "npr")]
+        sections.append(_section(evaluation, schedule, rows, "iddpm", "ImageNet 64x64"))
+    statement = "NPR-DDPM needs fewer bits/dim than Improved DDPM with few steps"
+    few = [d for d in _to_npr(results, "range", "ET") if d[0] <= 100]
+    claims = (judge(statement, [difference for _, difference in few]),)
+    title = f"Improved DDPM beside NPR-DDPM, even trajectories, {evaluation.bundle.name}"
+    return TableResult("iddpm", title, "bits/dim", tuple(sections), _notes(evaluation, cells), claims)
 
 
-def _choice(available: int, count: int, seed: int | None) -> Tensor:
-    """The first images, or random ones, in their order."""
-    if seed is None:
-        return torch.arange(count)
-    order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
-    return order[:count].sort().values
+def repeats_cells(evaluation: Evaluation) -> dict[tuple[str, int], Cell]:
+    """Several seeds per discrete schedule, each with its own test images and noise."""
+    names = evaluation.discrete_schedules or list(evaluation.schedules)
+    seeds = range(1, evaluation.size.repeats + 1)
+    return {(name, seed): evaluation.likelihood_cell(name, seed, choose=False) for name in names for seed in seeds}
 
 
-def _shares(sweep: Sweep, begin: float, end: float) -> Generator[float, None, None]:
-    for progress in sweep:
-        yield begin + (end - begin) * progress.done / progress.total
+def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) -> Plan[TableResult]:
+    """Mean and standard deviation over seeds at full timesteps."""
+    results = yield from gather(cells)
+    sections, claims = [], []
+    for schedule in dict.fromkeys(name for name, _ in cells):
+        runs = [result["rows"] for (name, _), result in results.items() if name == schedule]
+        values = {design: [_bits(rows, design) for rows in runs] for design in REPEATED}
+        K, setting = int(runs[0][0]["K"]), evaluation.paper_setting(schedule)
+        rows = tuple(_repeated_row(design, values[design], K, setting) for design in REPEATED)
+        sections.append(Section(schedule, (f"K = {K}",), rows, setting, decimals=5).with_best())
+        full = (evaluation.on(schedule).schedule.steps or MOST_STEPS) == K
+        claims.append(_repeated_claim(values["npr"], values["analytic"], f"{schedule}, K = {K}", K, full))
+    theirs = published("repeats")
+    noted = (
+        f"Mean and standard deviation over {evaluation.size.repeats} seeds, which choose images and noise "
+        f"(the paper: {theirs['repeats']} seeds, {theirs['images']:,} images).",
+        *_notes(evaluation, cells, None),
+    )
+    title = f"Likelihood over seeds, {evaluation.bundle.name}"
+    return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
 
 
-def _rows(train: CostTable, test: CostTable, lengths: list[int]) -> list[Result]:
-    """The rows of both kinds, and how much less OT needs than ET on the same images."""
+def _repeated_row(design: str, values: Sequence[float | None], K: int, setting: str | None) -> Row:
+    """Mean over seeds, and standard deviation in place of an error, as in the paper."""
+    name, known = ROW_OF_DESIGN[design], [value for value in values if value is not None]
+    paper = published_value("repeats", setting, name, K)
+    in_full = None if paper is None else _with_deviation(str(setting), name)
+    if not known:
+        return Row(name, (Entry(text="-", paper=paper, paper_text=in_full),))
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    return Row(name, (Entry(statistics.fmean(known), spread, paper, paper_text=in_full, details={"runs": known}),))
+
+
+def _repeated_claim(
+    npr: Sequence[float | None], analytic: Sequence[float | None], where: str, K: int, full: bool
+) -> Claim:
+    """By the differences seed by seed; full: whether K is all the times there are."""
+    gaps = [a - b for a, b in zip(npr, analytic, strict=True) if a is not None and b is not None]
+    error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
+    found = [Difference(where, statistics.fmean(gaps), error)] if gaps else []
+    times = "full timesteps" if full else f"K = {K}, not the full timesteps"
+    return judge(f"NPR-DDPM needs fewer bits/dim than A-DDPM at {times}", found)
+
+
+def _with_deviation(setting: str, row: str) -> str:
+    """The paper's mean and standard deviation over seeds, for the eye."""
+    found = published("repeats")["settings"][setting]["rows"][row]
+    return f"{found['mean']:.5f} ± {found['standard_deviation']:.5f}"
+
+
+def _chosen(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[dict[str, Result]]:
+    """The cells' results with only the rows and K that were asked for."""
+    results = yield from gather(cells)
+    for schedule, result in results.items():
+        lengths = evaluation.likelihood_steps(int(cells[schedule].settings["times"]))
+        rows = [r for r in result["rows"] if evaluation.wants(ROW_OF_DESIGN[r["design"]]) and int(r["K"]) in lengths]
+        if not rows:
+            raise ValueError("no row of this table was chosen; leave --method out, or name rows that it has")
+        results[schedule] = {**result, "rows": rows}
+    return results
+
+
+def _section(
+    evaluation: Evaluation, schedule: str, records: list[Any], table: str = "bpd", setting: str | None = None
+) -> Section:
+    setting = setting or evaluation.paper_setting(schedule)
+    lengths = sorted({int(record["K"]) for record in records})
+    found = {(r["kind"], r["design"], int(r["K"])): r for r in records}
+    order = [design for design in ROW_OF_DESIGN if any(r["design"] == design for r in records)]
     rows = []
-    for row in likelihood_table(train, test, lengths, LAST_VARIANCE):
-        record = row.to_json()
-        record["gain"] = None
-        if row.kind == "OT":
-            even = even_on_grid(test.grid, row.K)
-            gain = test.difference(row.design, Trajectory(row.times), row.design, even, LAST_VARIANCE)
-            record["gain"] = {"mean": gain.mean, "standard_error": gain.standard_error}
-        rows.append(record)
-    return rows
+    for kind in ("ET", "OT"):
+        for design in order:
+            if (kind, design, lengths[0]) not in found:
+                continue
+            name = ROW_OF_DESIGN[design]
+            entries = []
+            for K in lengths:
+                record = found[kind, design, K]
+                bits = record["bits_per_dim"]
+                paper = published_value(table, setting, name, K, kind if table == "bpd" else None)
+                details = {key: record[key] for key in ("times", "difference", "gain")}
+                entries.append(Entry(bits["mean"], bits["standard_error"], paper, details=details))
+            rows.append(Row(f"{kind} {name}", tuple(entries), kind))
+    return Section(schedule, tuple(f"K = {K}" for K in lengths), tuple(rows), setting, decimals=3).with_best()
 
 
-def _even_rows(test: CostTable, lengths: list[int]) -> list[Result]:
-    rows = []
-    for design in test.designs:
-        for K in lengths:
-            trajectory = even_on_grid(test.grid, K)
-            score = test.score(design, trajectory, LAST_VARIANCE)
-            bits = {"mean": score.mean, "standard_error": score.standard_error, "count": score.count}
-            rows.append({"design": design, "kind": "ET", "K": K, "bits_per_dim": bits, "difference": None})
-    return rows
+def _claims(results: Mapping[str, Result], times: Mapping[str, int]) -> list[Claim]:
+    """times: of each sweep; a trajectory through all of them is even and optimal at once, and no evidence."""
+    claims = []
+    for kind in ("ET", "OT"):
+        for design in ("beta_tilde", "beta", "analytic"):
+            found = [difference for _, difference in _to_npr(results, design, kind)]
+            if found:
+                claims.append(judge(f"NPR-DDPM needs fewer bits/dim than {ROW_OF_DESIGN[design]}, {kind}", found))
+    gains = [
+        Difference(f"{schedule}, {ROW_OF_DESIGN[row['design']]}, K = {row['K']}", *row["gain"].values())
+        for schedule, result in results.items()
+        for row in result["rows"]
+        if row["gain"]
+        and row["design"] in ("beta", "analytic", "npr")
+        and int(row["K"]) <= min(100, times[schedule] - 1)
+    ]
+    if gains:
+        claims.append(judge("optimal trajectories need fewer bits/dim than even ones", gains))
+    return claims
+
+
+def _to_npr(results: Mapping[str, Result], design: str, kind: str) -> list[tuple[int, Difference]]:
+    """NPR minus another design on the same images and noise, by K."""
+    found = []
+    for schedule, result in results.items():
+        for row in result["rows"]:
+            if row["design"] == design and row["kind"] == kind and row["difference"]:
+                gap = row["difference"]
+                where = f"{schedule}, K = {row['K']}"
+                found.append((int(row["K"]), Difference(where, -gap["mean"], gap["standard_error"])))
+    return found
+
+
+def _bits(rows: list[Any], design: str) -> float | None:
+    return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["design"] == design), None)
+
+
+def _notes(
+    evaluation: Evaluation, cells: Mapping[Any, Cell], error: str | None = "a standard error over groups of images"
+) -> tuple[str, ...]:
+    settings = next(iter(cells.values())).settings
+    embedded, others = evaluation.images.embedded, settings["train_images"]
+    scored = f"{settings['images']} {'' if embedded else 'test images '}of {evaluation.images.name}"
+    chosen = f", trajectories chosen on {others} {'others' if embedded else 'training images'}" if others else ""
+    return (
+        f"{scored}{chosen}, {settings['times']} times; the variance of the last step is the paper's, the normal CDF "
+        f"exact{f'; ± is {error}' if error else ''}.",
+        "Differences behind the claims are of the same images and noise.",
+    )
+
+
+def _clamp_notes(results: Mapping[str, Result]) -> tuple[str, ...]:
+    return tuple(
+        f"{schedule}, {ROW_OF_DESIGN[design]}: {below:.3%} of the variances were negative, {above:.3%} too large for "
+        f"the data; they were clamped."
+        for schedule, result in results.items()
+        for design, (below, above) in result["clamped"].items()
+        if below or above
+    )

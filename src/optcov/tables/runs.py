@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optcov.tables.bounds import bpd_cells, bpd_plan, iddpm_plan, repeats_cells, repeats_plan
 from optcov.tables.cells import CellStore, Plan, TableRun
 from optcov.tables.cost import cost_plan
 from optcov.tables.distances import fid_cells, fid_plan, fid_work, peers_cells, peers_plan
 from optcov.tables.evaluation import Evaluation
+from optcov.tables.likelihoods import bpd_cells, bpd_plan, iddpm_plan, repeats_cells, repeats_plan
 from optcov.tables.normalised import normalised_plan, normalised_work
 from optcov.tables.result import TableResult
 from optcov.tables.timesteps import timesteps_plan, timesteps_work
