@@ -12,6 +12,9 @@ import pytest
 from optcov import bundle
 from optcov.metrics import find_extractor
 from optcov.tables import SIZES, Evaluation, TableImages, TableResult, table_run
+from optcov.tables.claims import Difference, lower_rows
+from optcov.tables.distances import CLAIMS, CONTINUOUS, DISCRETE, distance_entry
+from optcov.tables.result import Entry, Row, Section
 from optcov.tables.timesteps import SEARCHED
 
 ROOT = Path(__file__).parent.parent
@@ -20,6 +23,7 @@ RESULTS = (ROOT / "docs" / "results.md").read_text().splitlines()
 CELLS = [json.loads(path.read_text()) for path in sorted((MEASURED / "cells").glob("*.json"))]
 DISTANCES = [cell for cell in CELLS if cell["kind"] == "distance"]
 REPORTED = [cell for cell in DISTANCES if cell["settings"]["samples"] == SIZES["middle"].samples]
+HEADINGS = {"linear": "## Samples", "vp_sde": "### The VP SDE", "cosine": "### The cosine schedule"}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,26 @@ def test_a_measured_distance_stands_in_the_results(cell: dict[str, Any]) -> None
     rows = [line for line in RESULTS if line.startswith(f"| {cell['settings']['method']} |")]
     number = _number(cell["result"])
     assert any(number in row for row in rows), f"{cell['label']}: {number} is not in docs/results.md"
+
+
+@pytest.mark.parametrize("schedule", HEADINGS)
+def test_each_place_of_a_table_of_distances_has_its_cell(schedule: str) -> None:
+    section, shown = _measured_section(schedule), _table(HEADINGS[schedule])
+    assert list(shown) == ["", *(row.name for row in section.rows)]
+    assert shown[""] == list(section.columns)
+    for row in section.rows:
+        for entry, text in zip(row.entries, shown[row.name], strict=True):
+            ours = text.replace("*", "").partition("(")[0].strip()
+            assert ours == (_number(entry.details) if entry.value is not None else ""), (row.name, text)
+
+
+@pytest.mark.parametrize("schedule", HEADINGS)
+def test_the_differences_behind_a_claim_on_distances_are_those_of_the_cells(schedule: str) -> None:
+    section, text = _measured_section(schedule), "\n".join(_section(HEADINGS[schedule]))
+    claimed = {pair: lower_rows(section, *pair) for pair in CLAIMS.values()}
+    assert any(claimed.values())
+    for pair, found in claimed.items():
+        assert ", ".join(_difference(one) for one in found) in text, pair
 
 
 def test_measured_bits_stand_in_the_results() -> None:
@@ -121,3 +145,35 @@ def _section(heading: str) -> list[str]:
     """The lines of docs/results.md below a heading, up to the next."""
     begin = RESULTS.index(heading) + 1
     return RESULTS[begin : next(n for n in range(begin, len(RESULTS)) if RESULTS[n].startswith("#"))]
+
+
+def _table(heading: str) -> dict[str, list[str]]:
+    """The first table below a heading: its rows by their names, "" for its columns."""
+    lines = [line for line in _section(heading) if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    end = next((n for n, row in enumerate(rows[2:], 2) if row[0].startswith("claim")), len(rows))
+    return {name: cells for name, *cells in (rows[0], *rows[2:end])}
+
+
+def _measured_section(schedule: str) -> Section:
+    """The table of distances of a schedule as its cells have it, with a place for each K that any method has."""
+    found = {
+        (cell["settings"]["method"], cell["settings"]["steps"]): cell["result"]
+        for cell in REPORTED
+        if cell["settings"]["schedule_name"] == schedule and cell["settings"]["times"] is None
+    }
+    groups = CONTINUOUS if schedule == "vp_sde" else DISCRETE
+    usual = [K for K in SIZES["middle"].steps if any(k == K for _, k in found)]
+    rows = [
+        Row(name, tuple(distance_entry(found[name, K]) if (name, K) in found else Entry(text="") for K in usual), group)
+        for group, names in groups.items()
+        for name in names
+    ]
+    return Section(schedule, tuple(f"K = {K}" for K in usual), tuple(rows))
+
+
+def _difference(difference: Difference) -> str:
+    """As the page prints it: two decimals, three where the error needs them."""
+    assert difference.error is not None
+    decimals = 3 if difference.error < 0.015 else 2
+    return f"{difference.mean:+.{decimals}f} ± {difference.error:.{decimals}f}".replace("-", "−")
