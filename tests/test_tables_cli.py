@@ -101,7 +101,7 @@ def test_a_setting_that_the_paper_lacks_is_refused(saved: Path, tmp_path: Path) 
 
 
 def test_bench_prints_a_ratio(tmp_path: Path) -> None:
-    options = ("--rounds", 1, "--no-memory", "--out", tmp_path / "bench.json", "--json")
+    options = ("--rounds", 2, "--no-memory", "--out", tmp_path / "bench.json", "--json")
     shown = json.loads(run("bench", "dynamic_program", *options))
     assert shown["results"][0]["ratio"] > 0
     assert shown == json.loads((tmp_path / "bench.json").read_text())

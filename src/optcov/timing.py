@@ -66,8 +66,10 @@ def ratio(ours: Timing, theirs: Timing) -> tuple[float, float]:
     Not the ratio of the medians: on a busy machine these may be of different rounds, fast ones and slow ones.
     """
     pairs = [a / b for a, b in zip(ours.seconds, theirs.seconds, strict=True)]
-    spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
-    return statistics.median(pairs), 1.25 * spread / len(pairs) ** 0.5  # 1.25: that of a median, if normal
+    if len(pairs) < 2:
+        raise ValueError("the scatter of one round cannot be told; time two rounds or more")
+    error = statistics.stdev(pairs) / len(pairs) ** 0.5
+    return statistics.median(pairs), 1.25 * error  # that of a median, if normal
 
 
 def paired_ratio(ours: Timing, theirs: Timing) -> tuple[float, float, float]:

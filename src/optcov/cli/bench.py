@@ -12,7 +12,7 @@ from optcov.cli.progress import track
 
 def command(
     names: list[str] = typer.Argument(None, help="Which benchmarks; default all."),
-    rounds: int = typer.Option(15, min=1, help="Rounds in turns; the median of their ratios is reported."),
+    rounds: int = typer.Option(15, min=2, help="Rounds in turns; the median of their ratios is reported."),
     batch_size: int = typer.Option(32, min=2, help="Images at once."),
     memory: bool = typer.Option(True, help="Also measure the peak memory of each, in a process of its own."),
     out: Path = typer.Option(Path("out/bench.json"), help="JSON file."),
