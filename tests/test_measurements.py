@@ -15,6 +15,7 @@ from optcov.tables import SIZES, Evaluation, TableImages, TableResult, table_run
 from optcov.tables.claims import Difference, lower_rows
 from optcov.tables.distances import CLAIMS, CONTINUOUS, DISCRETE, distance_entry
 from optcov.tables.result import Entry, Row, Section
+from optcov.tables.scoring import ROW_OF_DESIGN
 from optcov.tables.timesteps import SEARCHED
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,9 @@ RESULTS = (ROOT / "docs" / "results.md").read_text().splitlines()
 CELLS = [json.loads(path.read_text()) for path in sorted((MEASURED / "cells").glob("*.json"))]
 DISTANCES = [cell for cell in CELLS if cell["kind"] == "distance"]
 REPORTED = [cell for cell in DISTANCES if cell["settings"]["samples"] == SIZES["middle"].samples]
+SCORED = [c for c in CELLS if c["kind"] == "likelihood" and c["settings"]["images"] == SIZES["middle"].images]
 HEADINGS = {"linear": "## Samples", "vp_sde": "### The VP SDE", "cosine": "### The cosine schedule"}
+LIKELIHOOD_HEADINGS = {"linear": "## Likelihoods", "cosine": "### Bits/dim on the cosine schedule"}
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +67,31 @@ def test_the_differences_behind_a_claim_on_distances_are_those_of_the_cells(sche
         assert ", ".join(_difference(one) for one in found) in text, pair
 
 
-def test_measured_bits_stand_in_the_results() -> None:
-    (cell,) = (c for c in CELLS if c["kind"] == "likelihood" and c["settings"]["images"] == SIZES["middle"].images)
+@pytest.mark.parametrize("cell", SCORED, ids=lambda cell: cell["label"])
+def test_each_place_of_a_table_of_bits_has_its_row_of_a_cell(cell: dict[str, Any]) -> None:
+    shown = _table(LIKELIHOOD_HEADINGS[cell["settings"]["schedule_name"]])
+    columns = [int(column.removeprefix("K = ")) for column in shown.pop("")]
+    found: dict[str, dict[int, str]] = {}
     for row in cell["result"]["rows"]:
-        if row["K"] in (10, 25, 50, 100):
-            estimate = row["bits_per_dim"]
-            number = f"{estimate['mean']:.3f} ± {estimate['standard_error']:.3f}"
-            rows = [line for line in RESULTS if line.startswith(f"| {row['kind']} ")]
-            assert any(number in line for line in rows), (row["design"], number)
+        bits = row["bits_per_dim"]
+        of_row = found.setdefault(f"{row['kind']} {ROW_OF_DESIGN[row['design']]}", {})
+        of_row[row["K"]] = f"{bits['mean']:.3f} ± {bits['standard_error']:.3f}"
+    assert set(shown) == set(found)
+    for name, texts in shown.items():
+        ours = [text.replace("*", "").partition("(")[0].strip() for text in texts]
+        assert ours == [found[name][K] for K in columns], name
+
+
+@pytest.mark.parametrize("kind", ["ET", "OT"])
+@pytest.mark.parametrize("cell", SCORED, ids=lambda cell: cell["label"])
+def test_the_bits_that_npr_saves_are_those_of_the_cells(cell: dict[str, Any], kind: str) -> None:
+    gaps = [
+        row["difference"]
+        for row in sorted(cell["result"]["rows"], key=lambda row: row["K"])
+        if row["kind"] == kind and row["design"] == "analytic" and row["K"] <= 100
+    ]
+    shown = ", ".join(f"−{gap['mean']:.2f} ± {gap['standard_error']:.3f}" for gap in gaps)
+    assert shown in "\n".join(_section(LIKELIHOOD_HEADINGS[cell["settings"]["schedule_name"]]))
 
 
 def test_the_least_steps_are_those_of_the_cells(quick: Evaluation) -> None:
