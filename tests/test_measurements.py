@@ -67,6 +67,21 @@ def test_the_differences_behind_a_claim_on_distances_are_those_of_the_cells(sche
         assert ", ".join(_difference(one) for one in found) in text, pair
 
 
+def test_what_optimal_trajectories_cost_the_distance_is_that_of_the_cells() -> None:
+    shown, compared = "\n".join(_section("### Along optimal trajectories")), 0
+    linear = [cell for cell in REPORTED if cell["settings"]["schedule_name"] == "linear"]
+    for optimal in (cell for cell in linear if cell["settings"]["times"] is not None):
+        wanted = {**optimal["settings"], "times": None}
+        (even,) = (cell for cell in linear if cell["settings"] == wanted)
+        rows = [Row(name, (distance_entry(cell["result"]),)) for name, cell in (("OT", optimal), ("ET", even))]
+        (cost,) = lower_rows(Section("linear", ("",), tuple(rows)), "OT", "ET")
+        assert re.search(rf"^\| {wanted['method']} .*{re.escape(_difference(cost))} \|", shown, re.M), optimal["label"]
+        assert cost.error is not None
+        assert cost.mean > 4.5 * cost.error
+        compared += 1
+    assert compared == 7
+
+
 @pytest.mark.parametrize("cell", SCORED, ids=lambda cell: cell["label"])
 def test_each_place_of_a_table_of_bits_has_its_row_of_a_cell(cell: dict[str, Any]) -> None:
     shown = _table(LIKELIHOOD_HEADINGS[cell["settings"]["schedule_name"]])
