@@ -70,6 +70,6 @@ def test_clamped_variances_are_reported_once(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
-    said = [line for line in capsys.readouterr().err.splitlines() if "were negative and taken as 0" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "of the variances were negative" in line]
     assert len(said) == 1
     assert float(said[0].split("%")[0]) > 90

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, oracle
-from optcov.estimators import ESTIMATORS, Residual
+from optcov.estimators import ESTIMATORS, Residual, clamped_in_words
 
 DESIGNS = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
 ALL_DESIGNS = [*DESIGNS, "sn_full", "npr_full"]
@@ -317,3 +317,8 @@ def test_a_network_with_the_wrong_output_is_named(reference):
         with pytest.raises(ValueError, match=f"needs the head '{design}'"):
             bare.step(reference.x_t, 7, 3)
     assert set(ESTIMATORS) >= {"sn", "npr", "range", "beta", "beta_tilde"}
+
+
+def test_what_was_clamped_is_told_in_the_terms_of_the_design() -> None:
+    assert clamped_in_words("sn", 0.25, 0.5).startswith("25.000% of the variances were negative, 50.000% too large")
+    assert clamped_in_words("range", 0.25, 0.5).startswith("25.000% of the learned places lay below the range, 50.000%")

@@ -151,12 +151,16 @@ def _sample(
 
 
 def _tell(done: dict[str, Any], sampler: Sampler) -> None:
+    from optcov.estimators import clamped_in_words
+
     clamped = done["clamped"]
     if clamped and clamped["below"]:
-        share = clamped["below"] / clamped["of"]
-        advice = f"; {TOO_MANY:.0%} or more add much noise, prefer NPR to {sampler.method.name}"
-        negative = f"{share:.2%} of the estimated variances were negative and taken as 0"
-        errors.print(f"{negative}{advice if share >= TOO_MANY else ''}", highlight=False, soft_wrap=True)
+        covariance = str(sampler.method.covariance)
+        below, above = (clamped[side] / clamped["of"] for side in ("below", "above"))
+        advice = f"; {TOO_MANY:.0%} negative ones or more add much noise, prefer NPR to {sampler.method.name}"
+        noisy = covariance != "range" and below >= TOO_MANY
+        told = f"{clamped_in_words(covariance, below, above)}{advice if noisy else ''}"
+        errors.print(told, highlight=False, soft_wrap=True)
     drawn, evaluations = done["drawn"], done["evaluations"]
     cost = "" if evaluations is None else f", {evaluations:.4g} network evaluations each"
     errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)

@@ -115,14 +115,11 @@ def _check_lengths(sweep: Sweep, lengths: Sequence[int]) -> None:
 
 def report_clamps(table: CostTable) -> None:
     """Tell how many variances of each design were out of bounds."""
+    from optcov.estimators import clamped_in_words
+
     for design, (below, above) in table.clamp_rates().items():
         if below or above:
-            errors.print(
-                f"{design}: {below:.3%} of the pixels had a variance below 0, {above:.3%} one too large for the data; "
-                f"they were clamped",
-                highlight=False,
-                soft_wrap=True,
-            )
+            errors.print(f"{design}: {clamped_in_words(design, below, above)}", highlight=False, soft_wrap=True)
 
 
 def _numbers_per_time(

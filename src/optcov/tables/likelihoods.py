@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optcov.estimators import clamped_in_words
 from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import Difference, judge
 from optcov.tables.evaluation import MOST_STEPS, Evaluation
@@ -201,8 +202,7 @@ def _notes(
 
 def _clamp_notes(results: Mapping[str, Result]) -> tuple[str, ...]:
     return tuple(
-        f"{schedule}, {ROW_OF_DESIGN[design]}: {below:.3%} of the variances were negative, {above:.3%} too large for "
-        f"the data; they were clamped."
+        f"{schedule}, {ROW_OF_DESIGN[design]}: {clamped_in_words(design, below, above)}."
         for schedule, result in results.items()
         for design, (below, above) in result["clamped"].items()
         if below or above
