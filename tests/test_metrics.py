@@ -168,6 +168,12 @@ def test_wrong_statistics_are_refused(tmp_path: Path, mu: np.ndarray, sigma: np.
     assert "a.npz" in str(caught.value)
 
 
+def test_a_file_with_no_covariance_is_named(tmp_path: Path) -> None:
+    gaussian(torch.zeros(3), -torch.eye(3)).save(tmp_path / "s.npz")
+    with pytest.raises(MetricError, match=r"s\.npz: this is no covariance: it has the eigenvalue -1"):
+        FeatureStatistics.load(tmp_path / "s.npz")
+
+
 def test_what_is_no_covariance_is_refused_but_rounding_is_not() -> None:
     plain = gaussian(torch.zeros(3), torch.eye(3))
     for wrong in (-torch.eye(3), torch.diag(torch.tensor([1.0, 1.0, -0.5]))):
@@ -246,7 +252,10 @@ def test_kernel_distance_is_unbiased_and_leaves_random_numbers_alone() -> None:
     result = kernel_distance(first, second, subsets=2)
     assert torch.equal(torch.rand(1), expected)
     assert result.value == pytest.approx(exact, rel=1e-9)
-    assert result.subset_size == 30
+    assert (result.subset_size, result.spread) == (30, None)  # all subsets are the same one
+    part = kernel_distance(first, second, subset_size=20).spread
+    assert part is not None
+    assert part > 0
 
 
 def test_the_embedded_classifier_knows_fashion_and_is_small() -> None:
@@ -375,10 +384,27 @@ def test_a_bundle_and_method_is_drawn_with_its_seeds() -> None:
     assert drawn.shape == SHAPE
     difference = drawn.images.int() - again.images.int()
     assert int(difference.abs().max()) <= 1  # the same noise; a batch of another size rounds differently
+    later = draw_images(small, "NPR-DDPM", Drawing(samples=2, steps=3, first=3))
+    assert int((later.images.int() - drawn.images[3:].int()).abs().max()) <= 1
     flow = draw_images(small, "Euler-Maruyama", Drawing(samples=3, steps=3))
     assert flow.images.shape == (3, *SHAPE)
     with pytest.raises(MetricError, match="images need the range"):
         draw_images(dataclasses.replace(small, data_range=None), "DDIM", Drawing(samples=5))
+
+
+def test_two_drawn_sides_share_no_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # else error and limit, which take them as independent, would be wrong
+    from optcov.cli import app
+    from small_bundles import save_with_images
+
+    source = f"{save_with_images(tmp_path, Schedule.linear(24)) / 'small'}:DDIM"
+    small = Extractor(lambda batch: batch.float().flatten(1)[:, :2], "FD-small")
+    monkeypatch.setattr("optcov.metrics.find_extractor", lambda name: small)
+    arguments = ["frechet", source, source, "--samples", "300", "--steps", "2", "--json"]
+    result = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert result["value"] > 0
+    assert abs(result["limit"]) < 3 * result["standard_error"]  # the seed is fixed; a chance of 0.3 % otherwise
 
 
 def test_frechet_command_compares_images_with_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

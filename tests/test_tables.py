@@ -16,16 +16,18 @@ import torch
 from optcov import Schedule, storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
-from optcov.metrics import Extractor, FeatureStatistics
+from optcov.metrics import Extractor, FeatureStatistics, features_of, find_extractor
+from optcov.metrics.sources import Drawing
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
-from optcov.tables.likelihoods import repeats_plan
+from optcov.tables.cost import with_heads
+from optcov.tables.likelihoods import repeats_cells, repeats_plan
 from optcov.tables.normalised import normalised_steps
 from optcov.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.tables.result import Entry, Row, Section
 from optcov.tables.timesteps import search_steps
-from small_bundles import SHAPE, small_bundle, small_head
+from small_bundles import SHAPE, save_with_images, small_bundle, small_head
 
 TINY = replace(
     SIZES["quick"],
@@ -84,6 +86,62 @@ def test_the_full_size_chooses_trajectories_on_as_many_images_as_the_paper(monke
         assert tables.likelihood_cell("linear").settings["train_images"] == wanted
 
 
+def test_the_full_size_takes_the_papers_steps_reference_and_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = ("steps", "reference_images", "images")
+    full = replace(TINY, **{name: getattr(SIZES["full"], name) for name in sizes})  # type: ignore[arg-type]
+    monkeypatch.setattr("test_tables.TINY", full)
+    assert evaluation().distance_steps("linear") == [10, 25, 50, 100, 200, 1000]
+    imagenet = evaluation(small_bundle(Schedule.linear(4000)), schedules=None, paper="ImageNet 64x64")
+    assert imagenet.distance_steps("own") == [25, 50, 100, 200, 400, 4000]
+    monkeypatch.setattr("optcov.tables.evaluation.reference_images", {"CelebA 64x64": 7}.get)
+    assert evaluation(paper="CelebA 64x64").reference.name.startswith("7 training images")
+    assert evaluation().reference.name.startswith("12 training images")
+    monkeypatch.setattr("optcov.tables.evaluation.published", lambda name: {"images": 5})
+    assert evaluation().likelihood_cell("linear", seed=1).settings["images"] == 5
+    assert evaluation().likelihood_cell("linear").settings["images"] == 12
+
+
+def test_repeats_take_the_seeds_behind_the_one_that_is_given() -> None:
+    for seed in (0, 7):
+        cells = repeats_cells(evaluation(seed=seed, schedules=("linear",)))
+        assert [cell.settings["noise_seed"] for cell in cells.values()] == [seed + 1, seed + 2]
+
+
+def test_a_reference_that_is_drawn_shares_no_noise_with_the_rows(tmp_path: Path) -> None:
+    source = f"{save_with_images(tmp_path, Schedule.linear(24)) / 'small'}:DDIM"
+    rows = features_of(source, FEATURES, Drawing(samples=2000))
+    drawn = evaluation(reference=source).reference.features(FEATURES)
+    assert isinstance(rows, torch.Tensor)
+    assert isinstance(drawn, torch.Tensor)
+    assert drawn.shape == rows.shape
+    assert not torch.equal(drawn, rows)
+    assert abs(float(torch.corrcoef(torch.stack([drawn[:, 0], rows[:, 0]]))[0, 1])) < 0.1  # 4 standard errors
+
+
+@pytest.mark.parametrize("method", ["UniPC", "DDIM"])
+def test_rows_that_bpd_lacks_are_refused_before_the_sweep(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ValueError, match=f"{method} is no row of this table; choose among: DDPM, beta-tilde"):
+        drained(table_run("bpd", evaluation(methods=[method, "NPR-DDPM"]), tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_the_bundle_cannot_score_are_refused_before_the_sweep(tmp_path: Path) -> None:
+    bare = replace(small_bundle(), network=with_heads(small_bundle(), ("npr",)))
+    with pytest.raises(ValueError, match="sn"):
+        drained(table_run("bpd", evaluation(bare, methods=["SN-DDPM"]), tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_cost_of_a_schedule_with_an_odd_number_of_times_is_measured(tmp_path: Path) -> None:
+    odd = small_bundle(Schedule.from_betas([0.1] * 25))
+    assert drained(table_run("cost", evaluation(odd, schedules=None), tmp_path)).sections[0].rows
+
+
+def test_features_of_another_shape_are_refused_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="small has .*; choose other features, such as --features lite0"):
+        Evaluation(small_bundle(), evaluation().images, find_extractor("fashion"), TINY)
+
+
 def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> None:
     store, calls = CellStore(tmp_path), []
     run = TableRun(plan_of([1, 2, 3]), 3.0, store, counting(calls, fail_at=3))
@@ -140,18 +198,17 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
         store.get(cell)
 
 
-def test_a_number_that_was_changed_on_disk_is_refused_and_older_records_are_read(tmp_path: Path) -> None:
+def test_a_number_that_was_changed_on_disk_is_refused(tmp_path: Path) -> None:
     store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
     path = tmp_path / "cells" / f"{cell.key}.json"
     store.put(cell, {"value": 0.1, "by_length": {10: (1, 2.5)}}, 0.1)
     assert store.get(cell) == {"value": 0.1, "by_length": {"10": [1, 2.5]}}
     record = json.loads(path.read_text())
-    for result in ({}, {**record["result"], "value": 0.7}):
-        storage.write_json(path, {**record, "result": result})
+    unsealed = {name: part for name, part in record.items() if name != "checksum"}
+    for changed in ({**record, "result": {}}, {**record, "result": {**record["result"], "value": 0.7}}, unsealed):
+        storage.write_json(path, changed)
         with pytest.raises(storage.StorageError, match=r"json was changed after it was written; remove it"):
             store.get(cell)
-    storage.write_json(path, {name: part for name, part in record.items() if name != "checksum"})
-    assert store.get(cell) == record["result"]
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +278,8 @@ def test_rows_and_steps_can_be_chosen_and_keep_their_cells(fid: tuple[Path, Tabl
     assert discrete.rows[0].entries[0].value == wanted.value
     with pytest.raises(ValueError, match="unknown method 'SN'; choose one of"):
         evaluation(methods=["SN"])
-    with pytest.raises(ValueError, match="no row of this table was chosen"):
-        drained(table_run("fid", evaluation(methods=["Improved DDPM"]), directory))
+    with pytest.raises(ValueError, match="Improved DDPM is no row of this table; choose among: DDPM, beta-tilde"):
+        table_run("fid", evaluation(methods=["SN-DDIM", "Improved DDPM"]), directory)
 
 
 def test_a_choice_of_bpd_rows_does_not_sweep_again(tmp_path: Path) -> None:
@@ -256,9 +313,9 @@ def test_a_reference_that_cannot_be_compared_is_refused_before_images_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("optcov.tables.drawing.Sampler.draw", None)
-    for dimension, reason in ((5, "3 and of 5 dimensions"), (3, "no covariance")):
+    for dimension, sign, reason in ((5, 1, "3 and of 5 dimensions"), (3, -1, "3.npz: this is no covariance")):
         path = tmp_path / f"{dimension}.npz"
-        FeatureStatistics(torch.zeros(dimension).double(), -torch.eye(dimension).double(), 9).save(path)
+        FeatureStatistics(torch.zeros(dimension).double(), sign * torch.eye(dimension).double(), 9).save(path)
         with pytest.raises(ValueError, match=reason):
             drained(table_run("fid", evaluation(reference=str(path)), tmp_path / "out"))
 
@@ -286,7 +343,7 @@ def test_another_content_of_a_directory_of_reference_is_another_cell(tmp_path: P
 
 def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
     chosen = {"methods": ["NPR-DDPM", "NPR-DDIM"], "schedules": ("linear",), "steps": [3]}
-    bounds = drained(table_run("bpd", evaluation(**chosen), tmp_path))
+    bounds = drained(table_run("bpd", evaluation(**{**chosen, "methods": ["NPR-DDPM"]}), tmp_path))
     run = table_run("fid", evaluation(**chosen), tmp_path, optimal=True)
     last = list(run)[-1]
     assert last.found == 1  # the sweeps
@@ -405,6 +462,14 @@ def test_timesteps_searches_each_method(tmp_path: Path) -> None:
     assert rows["Analytic-DPM"].details["steps"] <= 3  # which set the target
     assert rows["SN-DPM"].paper_text == "1.005×17, FID 5.81"
     assert {claim.holds for claim in result.claims} == {None}  # a number of steps has no error to judge it by
+
+
+def test_timesteps_puts_only_the_papers_own_schedule_beside_ours(tmp_path: Path) -> None:
+    other = drained(
+        table_run("timesteps", evaluation(schedules=("linear",), paper="CIFAR10 (CS)"), tmp_path, target=1e9)
+    ).sections[0]
+    assert other.paper_setting is None
+    assert {row.entries[0].paper_text for row in other.rows} == {None}
 
 
 def test_timesteps_finds_what_fid_has_drawn(fid: tuple[Path, TableResult]) -> None:

@@ -115,8 +115,7 @@ def test_settings_per_data_set_are_those_of_the_appendix() -> None:
     # "with full timesteps, except for LSUN Bedroom ... with 100 timesteps"
     assert column("checkpoint_steps") == [1000, 1000, 1000, 4000, 100]
     # "the full training set on CIFAR10 and ImageNet 64x64, and 50K training samples on CelebA 64x64 and LSUN Bedroom"
-    part, whole = "50,000 training samples", "full training set"
-    assert column("fid_reference") == [whole, whole, part, whole, part]
+    assert column("reference_images") == [None, None, 50_000, None, 50_000]
     # "y=2 on CIFAR10 (LS) and CelebA 64x64 under the DDPM forward process, and y=1 for other cases"
     assert [cap["DDPM"] for cap in column("noise_cap")] == [2, 1, 2, 1, 1]  # type: ignore[index]
     assert {cap["DDIM"] for cap in column("noise_cap")} == {1}  # type: ignore[index]

@@ -44,6 +44,11 @@ class Method:
     noise_cap: float | None = None
     convention: str = "exact"
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether the method chooses its own steps, by a tolerance."""
+        return self.solver == "gotta_go_fast"
+
     def forward(self, schedule: Schedule) -> ForwardProcess:
         """Return the forward process that the method reverses."""
         if self.eta is None:
@@ -153,7 +158,7 @@ def draw(
     """
     if method.solver is not None:
         start = batch_noise(seed, indices, 0, image_shape).to(device)
-        if method.solver == "gotta_go_fast":
+        if method.adaptive:
             tolerance = relative_tolerance
             return gotta_go_fast(network, schedule, start, tolerance, seed=seed, indices=indices, data_range=data_range)
         if method.solver == "euler_maruyama":

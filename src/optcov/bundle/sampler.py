@@ -60,7 +60,7 @@ class Sampler:
     @property
     def adaptive(self) -> bool:
         """Whether the method chooses its own steps."""
-        return self.method.solver == "gotta_go_fast"
+        return self.method.adaptive
 
     @property
     def title(self) -> str:

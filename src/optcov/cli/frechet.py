@@ -32,24 +32,28 @@ def command(
     import torch
 
     from optcov import storage
+    from optcov.methods import find_method
     from optcov.metrics import FeatureStatistics, MetricError, find_extractor, kernel_distance, measure_frechet
     from optcov.metrics.sources import Drawing, open_source, split_method
     from optcov.metrics.statistics import check_same_dimension
 
     extractor = find_extractor(features)
-    drawing = Drawing(samples, steps, seed)
 
     def watch(batches: Iterable[Tensor]) -> Iterator[Tensor]:
         return track(batches, samples, "drawing", "images", len)
 
-    opened = [open_source(source, extractor, drawing, watch) for source in (first, second)]
+    opened = [  # each with noise of its own: error and limit take the two sides as independent
+        open_source(source, extractor, Drawing(samples, steps, seed, first=side * samples), watch)
+        for side, source in enumerate((first, second))
+    ]
     check_same_dimension(*(source.dimension for source in opened))
     if kernel and any(source.statistics for source in opened):
         raise MetricError("a kernel distance needs images on both sides, not statistics; leave --kernel out")
     if save_first is not None:
         storage.require_writable(save_first)
-    drawn = [source for source in (first, second) if split_method(source)[1]]
-    effort = f", {samples} images of {' and '.join(drawn)} in {steps} steps" if drawn else ""
+    drawn = {source: method for source in (first, second) if (method := split_method(source)[1])}
+    efforts = [name if find_method(method).adaptive else f"{name} in {steps} steps" for name, method in drawn.items()]
+    effort = f", {samples} images of {' and of '.join(efforts)}" if drawn else ""
     announce(f"measures {extractor.distance} between {first} and {second}{effort}")
     one, other = (source.features() for source in opened)
     distance = measure_frechet(one, other)
@@ -65,7 +69,7 @@ def command(
         print_json(result)
         return
     _print(extractor.distance, result)
-    more = ["optcov", "table", "fid", "--bundle", split_method(drawn[0])[0] if drawn else "fashion"]
+    more = ["optcov", "table", "fid", "--bundle", split_method(next(iter(drawn)))[0] if drawn else "fashion"]
     if save_first is None:
         suggest(*more)
     else:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from optcov.tables import Size, TableImages, TableResult, TableRun
 
 NAMES = "fid, timesteps, bpd, cost, iddpm, repeats, normalised or peers"
+TAKEN_BY = {  # options that change nothing in other tables
+    "--method": ("fid", "peers", "bpd", "iddpm"),
+    "--steps": ("fid", "peers", "bpd", "iddpm", "normalised"),
+    "--samples": ("fid", "peers", "timesteps", "normalised"),
+    "--optimal": ("fid",),
+    "--target": ("timesteps",),
+}
 
 
 def command(
@@ -35,15 +42,17 @@ def command(
     features: str = typer.Option("", help="Feature extractor: fashion, lite0 or inception:FILE; default by shape."),
     reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
-    method: list[str] = typer.Option([], help="fid, peers, bpd: only this row, such as SN-DDIM; may be repeated."),
-    steps: str = typer.Option("", help="fid, peers, bpd, normalised: only these numbers of steps K, by commas."),
+    method: list[str] = typer.Option(
+        [], help="fid, peers, bpd, iddpm: only this row, such as SN-DDIM; may be repeated."
+    ),
+    steps: str = typer.Option("", help="fid, peers, bpd, iddpm, normalised: only these numbers of steps K, by commas."),
     samples: int | None = typer.Option(None, min=4, help="Draw so many images for a distance."),
     images: int | None = typer.Option(None, min=1, help="Score so many test images for bits/dim."),
     train_images: int | None = typer.Option(None, min=1, help="Choose trajectories on so many training images."),
     times: int | None = typer.Option(None, min=2, help="Sweep over so many times for bits/dim; default all or 100."),
     optimal: bool = typer.Option(False, "--optimal", help="fid: also along the optimal trajectories of bpd."),
     target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 steps."),
-    seed: int = typer.Option(0, help="Seed of all noise."),
+    seed: int = typer.Option(0, help="Seed of all noise; repeats takes those behind it."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
@@ -57,6 +66,12 @@ def command(
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
+    given = {"--method": method, "--steps": steps, "--samples": samples, "--optimal": optimal, "--target": target}
+    for option, value in given.items():
+        if value not in ([], "", None, False) and name not in TAKEN_BY[option]:
+            raise ValueError(
+                f"table {name} does not take {option}; leave it out (it is for {', '.join(TAKEN_BY[option])})"
+            )
     state = this_process()
     model, table_images, extractor = _subject(name, bundle, data, features, state.device)
     evaluation = Evaluation(

@@ -64,7 +64,10 @@ def join(first: ImageSet, second: ImageSet) -> ImageSet:
 def _load_split(source: str | Path, split: str) -> tuple[ImageSet, bool]:
     """Load a split and tell whether the source has splits; without them, load all."""
     if str(source).startswith(HUB_PREFIX):
-        return load_hub(str(source)[len(HUB_PREFIX) :], split), True
+        name = str(source)[len(HUB_PREFIX) :]
+        if not name.strip():
+            raise DataError(f"{source} names no data set; give hf:NAME, such as hf:ylecun/mnist")
+        return load_hub(name, split), True
     path = Path(source)
     if path.is_dir():
         return _load_directory(path, split)

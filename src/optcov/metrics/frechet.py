@@ -24,11 +24,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.metrics.statistics import FeatureStatistics, MetricError, check_same_dimension, merge_all
+from optcov.metrics.statistics import FeatureStatistics, MetricError, check_definite, check_same_dimension, merge_all
 
 GROUPS = 20
-INDEFINITE = 1e-4  # share of the largest eigenvalue that a negative one may have: float32 statistics are that inexact
-
 LEAST_IMAGES = 4  # two groups of two
 
 Features = Tensor | FeatureStatistics  # (n, d), or what is left of them
@@ -85,10 +83,8 @@ def _distance(first: FeatureStatistics, second: FeatureStatistics, root: Tensor)
 def _root(covariance: Tensor) -> Tensor:
     """A matrix R with R R^T = covariance; what is 0 up to rounding, or negative because of it, counts as 0."""
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    largest = float(values.abs().max())
-    if float(values[0]) < -INDEFINITE * largest:
-        raise MetricError(f"this is no covariance: it has the eigenvalue {float(values[0]):.3g} beside {largest:.3g}")
-    floor = largest * len(values) * torch.finfo(torch.float64).eps
+    check_definite(values)
+    floor = float(values.abs().max()) * len(values) * torch.finfo(torch.float64).eps
     root: Tensor = vectors * values.where(values > floor, 0.0).sqrt()
     return root
 

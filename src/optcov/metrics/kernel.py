@@ -18,10 +18,13 @@ from optcov.metrics.statistics import MetricError
 @final
 @dataclass(frozen=True)
 class KernelDistance:
-    """Mean over subsets, and their spread, which is that of one subset and not the error of the mean."""
+    """Mean over subsets, and their spread, which is that of one subset and not the error of the mean.
+
+    The spread is None where every subset holds all images of a side: it would tell nothing of them.
+    """
 
     value: float
-    spread: float
+    spread: float | None
     subsets: int
     subset_size: int
 
@@ -60,4 +63,5 @@ def kernel_distance(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         mean, spread = metric.compute()
-    return KernelDistance(float(mean), float(spread), subsets, size)
+    known = size < min(len(first), len(second))
+    return KernelDistance(float(mean), float(spread) if known else None, subsets, size)

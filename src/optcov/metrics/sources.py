@@ -37,6 +37,7 @@ class Drawing:
     steps: int = 10
     seed: int = 0
     batch: int = 64
+    first: int = 0  # number of the first image; two drawings are independent if they share no number
 
 
 @final
@@ -128,6 +129,7 @@ def _drawn(sampler: Sampler, drawing: Drawing, watch: Watch = lambda batches: ba
 
 def _batches(sampler: Sampler, drawing: Drawing) -> Iterator[Tensor]:
     """Images batch by batch: uint8 (B, C, H, W)."""
-    for first in range(0, drawing.samples, drawing.batch):
-        indices = range(first, min(first + drawing.batch, drawing.samples))
+    end = drawing.first + drawing.samples
+    for first in range(drawing.first, end, drawing.batch):
+        indices = range(first, min(first + drawing.batch, end))
         yield data.to_8bit(sampler.draw(indices).x_0.cpu())

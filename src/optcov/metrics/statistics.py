@@ -23,6 +23,7 @@ from optcov import storage
 from optcov.data.arrays import read_npz
 
 LARGEST = 1e100  # of a mean or covariance, so that no square overflows
+INDEFINITE = 1e-4  # share of the largest eigenvalue that a negative one may have: float32 statistics are that inexact
 
 
 class MetricError(ValueError):
@@ -107,17 +108,30 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
         raise MetricError(f"{path}: the count must be an integer of at least 2")
     try:
         statistics = FeatureStatistics(mean, covariance, None if count is None else int(count))
+        check_covariance(covariance)
     except MetricError as error:
         raise MetricError(f"{path}: {error}") from error
-    asymmetry = float((covariance - covariance.T).abs().max())
-    if asymmetry > 1e-6 * max(float(covariance.abs().max()), 1e-300):
-        raise MetricError(f"{path}: sigma is not symmetric (it differs from its transpose by {asymmetry:.3g})")
     return statistics
 
 
 def merge_all(parts: Iterable[FeatureStatistics]) -> FeatureStatistics:
     """Statistics of several sets together."""
     return reduce(FeatureStatistics.merge, parts)
+
+
+def check_covariance(covariance: Tensor) -> None:
+    """Refuse a matrix that is not symmetric, or has a negative eigenvalue that rounding does not explain."""
+    asymmetry = float((covariance - covariance.T).abs().max())
+    if asymmetry > 1e-6 * max(float(covariance.abs().max()), 1e-300):
+        raise MetricError(f"sigma is not symmetric (it differs from its transpose by {asymmetry:.3g})")
+    check_definite(torch.linalg.eigvalsh((covariance + covariance.T) / 2))
+
+
+def check_definite(eigenvalues: Tensor) -> None:
+    """Refuse a covariance by its eigenvalues, the least first, if rounding does not explain a negative one."""
+    least, largest = float(eigenvalues[0]), float(eigenvalues.abs().max())
+    if least < -INDEFINITE * largest:
+        raise MetricError(f"this is no covariance: it has the eigenvalue {least:.3g} beside {largest:.3g}")
 
 
 def check_same_dimension(first: int, second: int) -> None:

@@ -15,7 +15,7 @@ from optcov.tables import Section, TableResult
 
 OUTLIER = 5.0  # times the median: what is larger leaves a plot, so that the rest can be told apart
 
-_LENGTH = re.compile(r"K = (\d+)$")
+_LENGTH = re.compile(r"K = (\d{1,9})")
 
 
 @final
@@ -115,7 +115,7 @@ def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[floa
         for row in section.rows:
             if row.name.startswith("OT "):
                 by_length = zip(lengths_of(section), row.entries, strict=True)
-                times = {K: entry.details["times"] for K, entry in by_length if "times" in entry.details}
+                times = {K: entry.details["times"] for K, entry in by_length if entry.details.get("times")}
                 if times:
                     found.append((f"{row.name} ({section.heading})", times))
     return found

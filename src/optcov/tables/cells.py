@@ -51,6 +51,8 @@ class CellStore:
 
     def __init__(self, directory: Path):
         self.directory = Path(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise storage.StorageError(f"{self.directory} is a file; tables are kept in a directory, give one by --out")
 
     def get(self, cell: Cell) -> Result | None:
         """The stored result, if there is one."""
@@ -64,7 +66,7 @@ class CellStore:
         result = record.get("result") if isinstance(record, dict) else None
         if not isinstance(result, dict) or record.get("settings") != _plain(cell.settings):
             raise storage.StorageError(f"{path} is not the record of {cell.label}; remove it to compute it again")
-        if record.get("checksum", _checksum(result)) != _checksum(result):  # records of older versions have none
+        if record.get("checksum") != _checksum(result):
             raise storage.StorageError(f"{path} was changed after it was written; remove it to compute it again")
         return result
 

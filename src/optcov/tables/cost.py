@@ -23,7 +23,7 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
     networks = {BARE: with_heads(bundle, ())} | {name: with_heads(bundle, (name,)) for name in bundle.heads}
     device = next(bundle.unet.parameters()).device
     x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
-    t = bundle.schedule.final_time / 2
+    t = bundle.schedule.final_time / 2 if bundle.schedule.steps is None else (bundle.schedule.steps + 1) // 2
     work: dict[str, Work] = {name: _evaluation(network, x_t, t) for name, network in networks.items()}
     timings: dict[str, Timing] = {}
     rounds = int(settings["rounds"])

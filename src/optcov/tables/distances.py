@@ -43,8 +43,9 @@ CLAIMS = {
 def fid_cells(evaluation: Evaluation) -> dict[Key, Cell]:
     """The cells of tab:fid along even trajectories."""
     cells: dict[Key, Cell] = {}
+    evaluation.check_rows([row for name in evaluation.schedules for row in _names(_groups(evaluation, name))])
     for schedule in evaluation.schedules:
-        for method in _rows(evaluation, _groups(evaluation, schedule)):
+        for method in filter(evaluation.wants, _names(_groups(evaluation, schedule))):
             if not evaluation.missing(schedule, method):
                 for K in evaluation.distance_steps(schedule):
                     cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
@@ -80,8 +81,9 @@ def fid_work(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool) -
 def peers_cells(evaluation: Evaluation) -> dict[Key, Cell]:
     """The cells of the table of peers, on the discrete schedules: diffusers knows no other."""
     cells = {}
+    evaluation.check_rows(_names(PEERS))
     for schedule in _for_peers(evaluation):
-        for method in _rows(evaluation, PEERS):
+        for method in filter(evaluation.wants, _names(PEERS)):
             for K in evaluation.distance_steps(schedule):
                 if not (evaluation.missing(schedule, method) or _stride_misses(evaluation, schedule, method, K)):
                     cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
@@ -151,8 +153,8 @@ def _groups(evaluation: Evaluation, schedule: str) -> Mapping[str, Sequence[str]
     return DISCRETE if schedule in evaluation.discrete_schedules else CONTINUOUS
 
 
-def _rows(evaluation: Evaluation, groups: Mapping[str, Sequence[str]]) -> list[str]:
-    return [name for names in groups.values() for name in names if evaluation.wants(name)]
+def _names(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    return [name for names in groups.values() for name in names]
 
 
 def _shown(cells: Mapping[Key, Cell]) -> list[str]:

@@ -19,7 +19,7 @@ from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
 from optcov.tables.drawing import compute_distance
 from optcov.tables.images import TableImages
-from optcov.tables.published import SETTING_OF_SCHEDULE, trajectory_images
+from optcov.tables.published import SETTING_OF_SCHEDULE, distance_steps, published, reference_images, trajectory_images
 from optcov.tables.reference import Reference
 from optcov.tables.scoring import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.sizes import Size
@@ -51,16 +51,20 @@ class Evaluation:
             raise ValueError(
                 f"{images.name} has images of shape {images.test.shape}, but {bundle.name} needs {bundle.image_shape}"
             )
+        if extractor is not None:
+            extractor.check(bundle.image_shape, bundle.name)
         self.bundle, self.images, self._extractor, self.size = bundle, images, extractor, size
         self.seed, self.batch_size = seed, batch_size
         self._methods = None if methods is None else {row_name(name) for name in methods}
         self._steps = None if steps is None else sorted(set(steps))
-        self.reference, self._paper = Reference(images, size.reference_images, reference), paper
+        self._paper = paper
         serves_all = isinstance(bundle.schedule, VPSchedule)
         self.schedules = tuple(schedules or (size.schedules if serves_all else (OWN,)))
         self._models: dict[str, Bundle] = {}
         for name in self.schedules:
             self.on(name)
+        compared = size.reference_images or reference_images(self.paper_setting(self.schedules[0])) or 0
+        self.reference = Reference(images, compared, reference)
 
     @property
     def extractor(self) -> Extractor:
@@ -72,6 +76,8 @@ class Evaluation:
     def on(self, schedule: str) -> Bundle:
         """The bundle at times of a schedule."""
         if schedule not in self._models:
+            if schedule not in (OWN, *SETTING_OF_SCHEDULE):
+                raise ValueError(f"unknown schedule {schedule!r}; choose {', '.join(SETTING_OF_SCHEDULE)} or {OWN}")
             own = schedule == OWN or (schedule == "vp_sde" and isinstance(self.bundle.schedule, VPSchedule))
             self._models[schedule] = self.bundle if own else self.bundle.with_schedule(schedule)
         return self._models[schedule]
@@ -90,10 +96,17 @@ class Evaluation:
         """Whether a row was asked for; all were if none was named."""
         return self._methods is None or method in self._methods
 
+    def check_rows(self, rows: Sequence[str]) -> None:
+        """Refuse a row that was asked for and that the table does not have, before anything is computed."""
+        for name in sorted(self._methods or ()):
+            if name not in rows:
+                raise ValueError(f"{name} is no row of this table; choose among: {'; '.join(rows)}")
+
     def distance_steps(self, schedule: str) -> list[int]:
         """Numbers of steps K of the tables of distances that a schedule allows."""
         limit = self.on(schedule).schedule.steps or MOST_STEPS
-        return self._fitting(self.size.steps, limit, f"drawn by the {limit} times of {schedule}")
+        usual = self.size.steps or distance_steps(self.paper_setting(schedule))
+        return self._fitting(usual, limit, f"drawn by the {limit} times of {schedule}")
 
     def likelihood_steps(self, times: int) -> list[int]:
         """Numbers of steps K to show of a sweep over so many times."""
@@ -153,7 +166,8 @@ class Evaluation:
         seed: None scores the first test images; a number chooses them, and their noise, by it.
         """
         size, model = self.size, self.on(schedule)
-        images = min(size.images or len(self.images.test), len(self.images.test))
+        scored = size.images or (len(self.images.test) if seed is None else published("repeats")["images"])
+        images = min(scored, len(self.images.test))
         present = len(self.images.train)
         wanted = size.train_images or trajectory_images(self.paper_setting(schedule)) or present
         train_images = min(wanted, present) if choose else 0

@@ -15,6 +15,7 @@ from optcov.tables.result import Claim, Entry, Row, Section, TableResult
 from optcov.tables.scoring import ROW_OF_DESIGN
 
 REPEATED = ("analytic", "npr")
+WITH_HEAD = ("sn", "npr", "range")  # a sweep scores the others whatever the bundle has
 
 
 def bpd_cells(evaluation: Evaluation) -> dict[str, Cell]:
@@ -59,7 +60,7 @@ def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableR
 def repeats_cells(evaluation: Evaluation) -> dict[tuple[str, int], Cell]:
     """Several seeds per discrete schedule, each with its own test images and noise."""
     names = evaluation.discrete_schedules or list(evaluation.schedules)
-    seeds = range(1, evaluation.size.repeats + 1)
+    seeds = range(evaluation.seed + 1, evaluation.seed + 1 + evaluation.size.repeats)
     return {(name, seed): evaluation.likelihood_cell(name, seed, choose=False) for name in names for seed in seeds}
 
 
@@ -115,14 +116,23 @@ def _with_deviation(setting: str, row: str) -> str:
 
 def _chosen(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[dict[str, Result]]:
     """The cells' results with only the rows and K that were asked for."""
+    evaluation.check_rows(list(ROW_OF_DESIGN.values()))
+    for schedule in cells:
+        _check_any_scored(evaluation, schedule)
     results = yield from gather(cells)
     for schedule, result in results.items():
         lengths = evaluation.likelihood_steps(int(cells[schedule].settings["times"]))
         rows = [r for r in result["rows"] if evaluation.wants(ROW_OF_DESIGN[r["design"]]) and int(r["K"]) in lengths]
-        if not rows:
-            raise ValueError("no row of this table was chosen; leave --method out, or name rows that it has")
         results[schedule] = {**result, "rows": rows}
     return results
+
+
+def _check_any_scored(evaluation: Evaluation, schedule: str) -> None:
+    """Refuse rows that all need what the bundle lacks, before a sweep that would not score them."""
+    wanted = {design: name for design, name in ROW_OF_DESIGN.items() if evaluation.wants(name)}
+    reasons = [evaluation.missing(schedule, name) for design, name in wanted.items() if design in WITH_HEAD]
+    if len(reasons) == len(wanted) and all(reasons):
+        raise ValueError(reasons[0])
 
 
 def _section(

@@ -48,6 +48,26 @@ def trajectory_images(setting: str | None) -> int | None:
     return found
 
 
+def reference_images(setting: str | None) -> int | None:
+    """With how many training images the samples of a setting were compared; None for all, or if the paper has none.
+
+    >>> reference_images("LSUN Bedroom")
+    50000
+    """
+    found: int | None = published("settings")["settings"].get(setting, {}).get("reference_images")
+    return found
+
+
+def distance_steps(setting: str | None) -> tuple[int, ...]:
+    """The numbers of steps of a setting's distances; those of CIFAR10 (LS) if the paper has none.
+
+    >>> distance_steps("ImageNet 64x64")
+    (25, 50, 100, 200, 400, 4000)
+    """
+    settings = published("fid")["settings"]
+    return tuple(settings.get(setting, settings["CIFAR10 (LS)"])["steps"])
+
+
 def published_value(name: str, setting: str | None, row: str, steps: int, kind: str | None = None) -> float | None:
     """The paper's number of a row at K steps; None if it has none. kind: ET or OT, for the table of likelihoods."""
     section = published(name)["settings"].get(setting)

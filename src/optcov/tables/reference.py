@@ -11,10 +11,11 @@ from typing import final
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.metrics.frechet import Features
-from optcov.metrics.sources import split_method
+from optcov.metrics.sources import Drawing, split_method
 from optcov.tables.images import TableImages
 
 EXACT = 5000  # images from which on a reference counts as exact rather than being resampled
+APART = 2**20  # number of the first image that a reference draws, beyond those of any row: their noise is independent
 
 
 @final
@@ -30,7 +31,7 @@ class Reference:
         """Features, or statistics where images are many or statistics all there is; refuses what cannot be compared."""
         found: Features
         if self.source is not None:
-            found = features_of(self.source, extractor)
+            found = features_of(self.source, extractor, Drawing(first=APART))
         else:
             found = extractor.features(self._chosen)
             found = FeatureStatistics.of(found) if len(found) >= EXACT else found
@@ -43,8 +44,9 @@ class Reference:
         """Changes with the content, as far as it is a file or a directory."""
         if self.source is None:
             return self._chosen.checksum
-        named = split_method(self.source)[0].partition("#")[0]
-        return f"{self.source} {_content(Path(named))}".rstrip()
+        bundle, method = split_method(self.source)
+        drawn = "" if method is None else f"from image {APART}"
+        return " ".join(part for part in (self.source, _content(Path(bundle.partition("#")[0])), drawn) if part)
 
     @property
     def name(self) -> str:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import json
+import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
+
+MOST_DECIMALS = 15
+
+
+def is_number(value: object) -> bool:
+    """Whether something is a finite number, and one that a float can hold."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 @final
@@ -22,8 +30,10 @@ class Entry:
 
     def __post_init__(self) -> None:
         for number in (self.value, self.error, self.paper):
-            if number is not None and not (isinstance(number, int | float) and math.isfinite(number)):
+            if number is not None and not is_number(number):
                 raise ValueError(f"an entry of a table is a finite number or None, not {number!r}")
+        if self.error is not None and self.error < 0:
+            raise ValueError(f"a standard error is not negative, as {self.error!r} is")
         if not isinstance(self.details, dict):
             raise ValueError(f"the details of an entry have names, but got {self.details!r}")
 
@@ -124,6 +134,7 @@ class TableResult:
     def from_json(content: Any) -> TableResult:
         """Read back; a file that is no table is refused."""
         try:
+            json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair could not be shown
             sections = tuple(_section(section) for section in content["sections"])
             claims = tuple(Claim(**claim) for claim in content["claims"])
             notes, made_by = _texts(content["notes"]), dict(content["made_by"])
@@ -140,14 +151,24 @@ class TableResult:
 
 def _section(content: Any) -> Section:
     rows = tuple(_row(row) for row in content["rows"])
-    _texts([content["heading"], *(text for row in rows for text in (row.name, row.group))])
-    if not (isinstance(content["decimals"], int) and content["decimals"] >= 0):
+    _texts([content["heading"], content["paper_setting"] or ""])
+    _texts([text for row in rows for text in (row.name, row.group)])
+    if content["decimals"] not in range(MOST_DECIMALS + 1):
         raise ValueError(f"{content['decimals']!r} is no number of decimals")
     return Section(**{**content, "columns": _texts(content["columns"]), "rows": rows})
 
 
 def _row(content: Any) -> Row:
-    return Row(**{**content, "entries": tuple(Entry(**entry) for entry in content["entries"])})
+    return Row(**{**content, "entries": tuple(_entry(entry) for entry in content["entries"])})
+
+
+def _entry(content: Any) -> Entry:
+    entry = Entry(**content)
+    _texts([entry.text or "", entry.paper_text or ""])
+    times = entry.details.get("times") or []
+    if not (isinstance(times, list) and all(is_number(t) for t in times)):
+        raise ValueError(f"{times!r} are no times of a trajectory")
+    return entry
 
 
 def _texts(content: Any) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ class Size:
     """Numbers of images and steps."""
 
     name: str
-    steps: tuple[int, ...]  # K of the tables of distances
+    steps: tuple[int, ...]  # K of the tables of distances; none: those of the paper
     samples: int  # images drawn for a distance
-    reference_images: int  # images that they are compared with; 0: all
+    reference_images: int  # images that they are compared with; 0: as many as in the paper, or all
     likelihood_steps: tuple[int, ...]  # K of the tables of likelihoods
-    images: int  # test images to score; 0: all
+    images: int  # test images to score; 0: all, of the table of repeats as many as in the paper
     train_images: int  # training images that choose the optimal trajectories; 0: as many as in the paper
     times: int  # of the sweep; 0: all
     repeats: int  # of the table of repeats
@@ -66,7 +66,7 @@ SIZES = MappingProxyType(
             ),
             Size(
                 name="full",
-                steps=(10, 25, 50, 100, 200, 1000),
+                steps=(),
                 samples=50_000,
                 reference_images=0,
                 likelihood_steps=(10, 25, 50, 100, 200, 400, 1000, 4000),

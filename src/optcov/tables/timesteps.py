@@ -64,7 +64,7 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
         target = distance_entry(reached).value
         assert target is not None
     setting = evaluation.paper_setting(schedule)
-    paper = published("timesteps")["settings"].get((setting or "").split(" (")[0], {})
+    paper = published("timesteps")["settings"].get(setting, {})
     rows = []
     for name, (usual, head) in SEARCHED.items():
         method = usual.replace("-DDIM", "-DDPM") if setting in BY_DDPM else usual
@@ -75,7 +75,7 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
         found = yield from _search(evaluation, schedule, method, target)
         rows.append(Row(name, (_steps_entry(found, cost_ratio(cost, head), limit, theirs),)))
     name = evaluation.extractor.distance
-    section = Section(schedule, (f"steps to {name} {target:.2f}",), tuple(rows), setting).with_best()
+    section = Section(schedule, (f"steps to {name} {target:.2f}",), tuple(rows), setting if paper else None).with_best()
     claims = _fewer_steps(section)
     title = f"Least number of steps to reach {name} {target:.2f}, {evaluation.bundle.name}"
     noted = (*notes(evaluation), "cost of a step × steps (distance reached); a monotone search.", cost_note(cost))
