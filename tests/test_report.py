@@ -336,7 +336,9 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     browser = next((path for name in names if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip("no Chromium is installed")
+    images = ImageSet(torch.zeros(4, *SHAPE, dtype=torch.uint8))
     sections = list(table_sections([table()]))
+    sections += [make() for _, make in bundle_sections(small_bundle(), images, TINY)]
     write_page(tmp_path / "report.html", "tiny", sections)
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     shown = subprocess.run(
@@ -346,8 +348,9 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
         timeout=120,
         check=True,
     ).stdout
-    assert "Bits &amp; pieces" in shown
-    assert shown.count("<img") == 3
+    titles = ["Bits &amp; pieces", "Optimal trajectories", "Samples", "Variance maps", "Variance against time"]
+    assert all(f">{title}</h2>" in shown for title in [*titles, "Calibration"])
+    assert shown.count("<img") == sum(section.body.count("<img") for section in sections) == 8
     for scheme, background in (("1", 255), ("0", 18)):  # light and dark, as Chromium paints them
         shot = tmp_path / f"{scheme}.png"
         subprocess.run(
