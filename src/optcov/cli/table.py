@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMES = "fid, timesteps, bpd, cost, iddpm, repeats, normalised or peers"
 TAKEN_BY = {  # options that change nothing in other tables
-    "--method": ("fid", "peers", "bpd", "iddpm"),
+    "--method": ("fid", "peers", "bpd"),
     "--steps": ("fid", "peers", "bpd", "iddpm", "normalised"),
     "--samples": ("fid", "peers", "timesteps", "normalised"),
     "--optimal": ("fid",),
@@ -42,9 +42,7 @@ def command(
     features: str = typer.Option("", help="Feature extractor: fashion, lite0 or inception:FILE; default by shape."),
     reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
-    method: list[str] = typer.Option(
-        [], help="fid, peers, bpd, iddpm: only this row, such as SN-DDIM; may be repeated."
-    ),
+    method: list[str] = typer.Option([], help="fid, peers, bpd: only this row, such as SN-DDIM; may be repeated."),
     steps: str = typer.Option("", help="fid, peers, bpd, iddpm, normalised: only these numbers of steps K, by commas."),
     samples: int | None = typer.Option(None, min=4, help="Draw so many images for a distance."),
     images: int | None = typer.Option(None, min=1, help="Score so many test images for bits/dim."),

@@ -100,7 +100,7 @@ class Evaluation:
         """Refuse a row that was asked for and that the table does not have, before anything is computed."""
         for name in sorted(self._methods or ()):
             if name not in rows:
-                raise ValueError(f"{name} is no row of this table; choose among: {'; '.join(rows)}")
+                raise ValueError(f"{name} is no row of this table; choose among: {'; '.join(dict.fromkeys(rows))}")
 
     def distance_steps(self, schedule: str) -> list[int]:
         """Numbers of steps K of the tables of distances that a schedule allows."""
