@@ -521,11 +521,16 @@ def test_tables_that_count_the_cost_of_heads_say_how_well_it_is_known(fid: tuple
     assert re.search(r"npr \d+\.\d{3} ± \d+\.\d{3}", note)
 
 
-def test_normalised_leaves_out_what_would_not_take_less_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
+def test_normalised_leaves_out_what_would_not_take_less_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
+) -> None:
+    monkeypatch.setattr("optcov.tables.normalised.cost_ratio", lambda cost, head: ratio)
     result = drained(table_run("normalised", evaluation(schedules=("linear",), steps=[2, 3]), tmp_path))
     rows = {row.name: [entry.value for entry in row.entries] for row in result.sections[0].rows}
     assert None not in rows["A-DDPM"]
     assert rows["NPR-DDPM"][0] is None  # one step would be too few, and two take as long
+    assert (rows["NPR-DDPM"][1] is None) == (ratio == 2)
 
 
 def test_normalised_stands_beside_the_papers_numbers_where_it_has_any(tmp_path: Path) -> None:

@@ -71,16 +71,16 @@ def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float])
     lengths = [K for name, K in _pairs(evaluation) if name == schedule]
     setting = evaluation.paper_setting(schedule)
     methods = {f"A-{process}": 1.0} | {f"{head.upper()}-{process}": ratio for head, ratio in ratios.items()}
+    methods = {name: ratio for name, ratio in methods.items() if not evaluation.missing(schedule, name)}
     cells = {}
     for method, ratio in methods.items():
-        if not evaluation.missing(schedule, method):
-            for K in lengths:
-                steps = K if method == f"A-{process}" else normalised_steps(K, ratio)
-                if steps >= LEAST_STEPS:
-                    cells[method, K] = evaluation.distance_cell(schedule, method, steps)
+        for K in lengths:
+            steps = K if method == f"A-{process}" else normalised_steps(K, ratio)
+            if steps >= LEAST_STEPS:
+                cells[method, K] = evaluation.distance_cell(schedule, method, steps)
     results = yield from gather(cells)
     rows = []
-    for method in dict.fromkeys(name for name, _ in cells):
+    for method in methods:
         found = [(results.get((method, K)), published_value("normalised", setting, method, K)) for K in lengths]
         rows.append(Row(method, tuple(distance_entry(r, p) if r else Entry(text="-", paper=p) for r, p in found)))
     columns = []
