@@ -87,9 +87,9 @@ def test_the_full_size_chooses_trajectories_on_as_many_images_as_the_paper(monke
 
 
 def test_the_full_size_takes_the_papers_steps_reference_and_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = ("steps", "reference_images", "images")
-    full = replace(TINY, **{name: getattr(SIZES["full"], name) for name in sizes})  # type: ignore[arg-type]
-    monkeypatch.setattr("test_tables.TINY", full)
+    full = SIZES["full"]
+    size = replace(TINY, steps=full.steps, reference_images=full.reference_images, images=full.images)
+    monkeypatch.setattr("test_tables.TINY", size)
     assert evaluation().distance_steps("linear") == [10, 25, 50, 100, 200, 1000]
     imagenet = evaluation(small_bundle(Schedule.linear(4000)), schedules=None, paper="ImageNet 64x64")
     assert imagenet.distance_steps("own") == [25, 50, 100, 200, 400, 4000]
