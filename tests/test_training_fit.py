@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import optcov
+from optcov import Schedule
 from optcov.bundle.weights import save_unet
 from optcov.cli import app
 from optcov.networks.unet import build_unet
@@ -29,7 +31,7 @@ def predictor(tmp_path_factory) -> Path:
 
 
 def fit(predictor: Path, out: Path, *options: str, data: str = "grey.npz"):
-    base = ["fit", str(predictor / "unet"), str(predictor / data), "--out", str(out)]
+    base = ["fit", str(predictor / "unet"), str(predictor / data), "--out", str(out), "--schedule", "vp_sde"]
     quick = [
         "--images",
         "32",
@@ -154,6 +156,27 @@ def test_a_head_of_another_backbone_is_refused_by_the_bundle(predictor, tmp_path
 def test_a_directory_that_holds_no_noise_predictor_is_refused(tmp_path):
     with pytest.raises(TrainingError, match=r"neither a run .* nor a bundle"):
         open_predictor(tmp_path)
+
+
+def test_a_network_alone_is_taken_as_diffusers_trains_it(predictor):
+    bundle = open_predictor(predictor / "unet")
+    assert repr(bundle.schedule) == repr(Schedule.linear())
+    assert (bundle.network.time_argument.scale, bundle.network.time_argument.shift) == (1, 1)  # it counts from 0
+    cosine = open_predictor(predictor / "unet", "cosine")
+    assert repr(cosine.schedule) == repr(Schedule.cosine())
+    assert cosine.network.time_argument == bundle.network.time_argument
+    real = open_predictor(predictor / "unet", "vp_sde")
+    assert (real.schedule.steps, real.network.time_argument.scale) == (None, 999)
+
+
+@pytest.mark.parametrize(
+    ("file", "whole"), [("model_index.json", "pipeline"), ("run.json", "run"), ("config.json", "bundle")]
+)
+def test_a_part_of_what_knows_the_schedule_is_refused(predictor, tmp_path, file, whole):
+    shutil.copytree(predictor / "unet", tmp_path / "unet")
+    (tmp_path / file).write_text('{"format": "optcov-bundle"}')
+    with pytest.raises(ValueError, match=f"a part of the {whole} {tmp_path}; give that"):
+        open_predictor(tmp_path / "unet")
 
 
 def test_an_unfinished_run_is_refused(tmp_path):

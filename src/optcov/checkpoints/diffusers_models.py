@@ -51,6 +51,7 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
         if not path.is_dir():
             path = _download(str(name))
         _refuse_bundle(path)
+        _refuse_part(path)
         unet = _load_unet(_folder(path, "unet", "config.json"))
         schedule, parameterisation = _read_schedule(path)
         channels = int(unet.config["in_channels"])
@@ -68,10 +69,23 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
 
 def _refuse_bundle(path: Path) -> None:
     """A bundle has a network of diffusers inside, but keeps the schedule of it in its own way."""
-    if (path / "config.json").is_file():
-        config = _read_config(path / "config.json")
-        if isinstance(config, dict) and config.get("format") == "optcov-bundle":
-            raise CheckpointError("it is a bundle already; use it as it is")
+    if _is_bundle(path):
+        raise CheckpointError("it is a bundle already; use it as it is")
+
+
+def _refuse_part(path: Path) -> None:
+    """The network of a pipeline alone would lose the schedule and the prediction type that lie beside it."""
+    whole = path.resolve().parent
+    kind = "pipeline" if (whole / "model_index.json").is_file() else "bundle" if _is_bundle(whole) else None
+    if kind and not (path / "model_index.json").is_file():
+        raise CheckpointError(f"it is a part of the {kind} {whole}; give that, which knows the schedule")
+
+
+def _is_bundle(path: Path) -> bool:
+    if not (path / "config.json").is_file():
+        return False
+    config = _read_config(path / "config.json")
+    return isinstance(config, dict) and config.get("format") == "optcov-bundle"
 
 
 def _read_config(path: Path) -> Any:

@@ -56,7 +56,9 @@ def command(
         True, help="Round a new noise predictor to float16 first, to store it in half the space."
     ),
     flip: bool = typer.Option(True, help="Mirror images at random."),
-    schedule: str = typer.Option("vp_sde", help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine."),
+    schedule: str | None = typer.Option(
+        None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
+    ),
     seed: int = typer.Option(0, help="Seed of times and noise."),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,22 @@ from torch import nn
 from optcov.bundle import Bundle, load
 from optcov.bundle.imported import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
-from optcov.checkpoints import import_model
-from optcov.networks import Backbone, HeadedNetwork
+from optcov.checkpoints import ImportedModel, import_model
+from optcov.networks import Backbone, HeadedNetwork, TimeArgument
 from optcov.training.config import TrainingError
 from optcov.training.stage1 import make_schedule
 
 
-def open_predictor(source: Path, schedule: str = "vp_sde", half: bool = False) -> Bundle:
-    """Open a run of `optcov train`, a bundle, a diffusers pipeline or its unet directory, as a bundle.
+def open_predictor(source: Path, schedule: str | None = None, half: bool = False) -> Bundle:
+    """Open a run of `optcov train`, a bundle, a diffusers pipeline or a unet alone, as a bundle.
 
-    schedule: that of a diffusers unet; a run, a bundle and a pipeline know theirs. half: round the weights of all but a
-    bundle to float16, so that the new bundle stores them in half the space; heads must be fitted on the rounded
-    weights.
+    schedule: that of a unet alone, by default diffusers' linear one; a run, a bundle and a pipeline know theirs. half:
+    round the weights of all but a bundle to float16, so that the new bundle stores them in half the space; heads must
+    be fitted on the rounded weights.
     """
     source = Path(source)
     if (source / "model_index.json").is_file():
-        bundle = bundle_of(import_model(source))
-        return bundle.rounded() if half else bundle
+        return _imported(import_model(source), half)
     if (source / "run.json").is_file():
         return _from_run(source, half)
     if not (source / "config.json").is_file():
@@ -37,7 +37,25 @@ def open_predictor(source: Path, schedule: str = "vp_sde", half: bool = False) -
     config = read_json(source / "config.json")
     if isinstance(config, dict) and config.get("format") == "optcov-bundle":
         return load(source)
-    return _as_bundle(load_unet(source), schedule, source.name, {}, half)
+    if (source.resolve().parent / "run.json").is_file():
+        raise TrainingError(
+            f"{source} is a part of the run {source.parent}; give that, which knows the schedule of the training"
+        )
+    return _alone(import_model(source), schedule, half)
+
+
+def _alone(model: ImportedModel, name: str | None, half: bool) -> Bundle:
+    """A unet on a schedule that it does not tell itself: at discrete times it counts from 0 as in diffusers."""
+    if name is not None:
+        schedule = make_schedule(name)
+        argument = model.time_argument if schedule.steps else TimeArgument.continuous()
+        model = replace(model, schedule=schedule, time_argument=argument)
+    return _imported(model, half)
+
+
+def _imported(model: ImportedModel, half: bool) -> Bundle:
+    bundle = bundle_of(model)
+    return bundle.rounded() if half else bundle
 
 
 def _from_run(source: Path, half: bool) -> Bundle:
