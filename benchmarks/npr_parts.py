@@ -95,7 +95,8 @@ def main() -> None:
         plain: tuple[Distance, float] | None = None
         for name, design in DESIGNS.items():
             images, level = draw(model, design(model), options)
-            distance = measure_frechet(extractor.features(ImageSet(to_8bit(images), None, name)), reference)
+            features = extractor.features(ImageSet(to_8bit(images), None, name))
+            distance = measure_frechet(features, reference, mix=False)
             plain = plain or (distance, level)
             difference, error = distance.value - plain[0].value, paired_error(distance, plain[0])
             print(f"{schedule:8}  {name:13}  {difference:+10.3f} +- {error:.3f}  {level / plain[1]:11.3f}", flush=True)

@@ -125,6 +125,21 @@ def test_a_folder_is_read_in_the_order_of_names_and_split_by_sub_directories(tmp
     assert torch.equal(data.load(tmp_path / "split", "test").images, images[6:])
 
 
+def test_the_first_images_of_a_mixed_folder_are_of_all_classes(tmp_path: Path) -> None:
+    for number in range(4):
+        write_folder(tmp_path / f"class{number}", torch.full((25, 1, 5, 4), number, dtype=torch.uint8))
+    assert data.load(tmp_path, "all").images[:25].unique().tolist() == [0]
+    first, again = (data.load_mixed(tmp_path, "all").images for _ in range(2))
+    assert first[:25].unique().tolist() == [0, 1, 2, 3]
+    assert torch.equal(first, again)
+
+
+def test_a_published_order_is_kept(tmp_path: Path) -> None:
+    write_idx(tmp_path, packed=False)
+    for split in ("train", "test"):
+        assert torch.equal(data.load_mixed(tmp_path, split).images, data.load(tmp_path, split).images)
+
+
 def save_mode(mode: str) -> Callable[[Path], None]:
     return lambda path: Image.new(mode, (4, 5)).save(path)
 

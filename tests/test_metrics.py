@@ -211,9 +211,43 @@ def test_the_limit_is_the_line_in_one_over_n() -> None:
     without = [frechet_distance(FeatureStatistics.of(values[rows % groups != g]), other) for g in range(groups)]
     x, y = np.array([1 / 200, 1 / 190]), np.array([whole, np.mean(without)])
     intercept = np.polyfit(x, y, 1)[1]
-    result = measure_frechet(values, other, groups)
+    result = measure_frechet(values, other, groups, mix=False)
     assert result.limit == pytest.approx(intercept, rel=1e-9)
     assert result.counts == (200, 500)
+
+
+def test_an_order_by_class_changes_neither_error_nor_limit() -> None:
+    g = generator()
+    kinds = torch.arange(60_000) % 10  # as class after class in turn is drawn: each of 20 groups would have one class
+    shifts = 3 * torch.randn(10, 4, generator=g, dtype=torch.float64)
+    drawn = shifts[kinds] + torch.randn(60_000, 4, generator=g, dtype=torch.float64)
+    values, exact = drawn[:2000], FeatureStatistics.of(drawn)
+    orders = [values, values[kinds[:2000].argsort(stable=True)], values[torch.randperm(2000, generator=g)]]
+    found = [measure_frechet(order, exact) for order in orders]
+    assert len({round(result.value, 9) for result in found}) == 1
+    for result in found:
+        assert result.standard_error is not None
+        assert result.limit is not None
+        assert abs(result.limit) < 0.1  # the truth is 0
+        assert result.standard_error < 0.02
+    in_turn = measure_frechet(values, exact, mix=False)
+    assert in_turn.limit is not None
+    assert in_turn.limit < -1
+
+
+def test_a_shard_of_one_image_merges_and_has_no_distance_of_its_own() -> None:
+    values = features(11, 3)
+    merged = merge_all(FeatureStatistics.of(part) for part in values.split(5))
+    whole = FeatureStatistics.of(values)
+    torch.testing.assert_close(merged.covariance, whole.covariance, rtol=0, atol=1e-12)
+    assert merged.count == 11
+    with pytest.raises(MetricError, match="one image has no covariance"):
+        frechet_distance(FeatureStatistics.of(values[:1]), whole)
+
+
+def test_only_the_inception_file_is_called_fid() -> None:
+    with pytest.raises(MetricError, match="only the well-known Inception file gives FID"):
+        Extractor(lambda batch: batch, "FID")
 
 
 def test_statistics_alone_have_neither_error_nor_limit() -> None:

@@ -2,7 +2,7 @@
 
 from optcov.data.export import grid, write_npz, write_png
 from optcov.data.images import DataError, ImageSet, flip_half, from_8bit, to_8bit
-from optcov.data.sources import join, load
+from optcov.data.sources import join, load, load_mixed
 
 __all__ = [
     "DataError",
@@ -12,6 +12,7 @@ __all__ = [
     "grid",
     "join",
     "load",
+    "load_mixed",
     "to_8bit",
     "write_npz",
     "write_png",

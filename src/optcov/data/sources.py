@@ -41,6 +41,18 @@ def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed
         raise DataError(f"{source} does not fit into the memory that this process may use") from error
 
 
+def load_mixed(source: str | Path, split: str = "train") -> ImageSet:
+    """The same in an order whose first images stand for all: folders and files are often sorted by class.
+
+    MNIST's family and CIFAR-10 are published in such an order; others get a random one, by their number of images.
+    """
+    images = load(source, split)
+    path = Path(source)
+    if path.is_dir() and (is_idx_directory(path) or any(find_batches(path, part) for part in ("train", "test"))):
+        return images
+    return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)))
+
+
 def _load(source: str | Path, split: str, test_share: float, seed: int) -> ImageSet:
     if split != "all":
         images, own_split = _load_split(source, split)

@@ -4,7 +4,7 @@
     fashion          96, the embedded Fashion-MNIST classifier                 FD-fashion
     inception:FILE   2,048, the TorchScript Inception network of FID           FID
     lite0            1,280, EfficientNet-lite0 of the optional packages        FD-lite0
-    any torch module, by Extractor(module, name)                               FD-NAME
+    any torch module or function, by Extractor(module, distance)               as you say, but not FID
 
 Only the well-known Inception file, by its checksum, gives a number that is called FID.
 """
@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optcov.data import DataError, ImageSet, from_8bit
 from optcov.metrics.classifier import fashion_classifier
 from optcov.metrics.statistics import MetricError
+from optcov.networks import fingerprint
 
 INCEPTION_SHA256 = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"  # inception-2015-12-05.pt
+FID = "FID"
 LITE0_SIZE = 96  # pixels, the least at which its features are of use
 
 
@@ -38,6 +40,16 @@ class Extractor:
     function: Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> floating point (B, d)
     distance: str  # FID, FD-fashion, ...
     shape: tuple[int, ...] | None = None  # (C, H, W) that the function takes; None for any
+
+    def __post_init__(self) -> None:
+        if self.distance == FID and not isinstance(self.function, _Inception):
+            raise MetricError(f"only the well-known Inception file gives {FID}; name the distance otherwise: FD-mine")
+
+    @property
+    def identity(self) -> str:
+        """Tells measured distances apart: the name, and of a module of yours its weights too."""
+        weights = fingerprint(self.function) if isinstance(self.function, nn.Module) else ""
+        return f"{self.distance} {weights}".strip()
 
     def check(self, shape: Sequence[int], name: str) -> None:
         """Refuse images of a shape that the function does not take, before they are drawn or read on."""
@@ -70,26 +82,32 @@ def find_extractor(name: str) -> Extractor:
     if kind == "lite0" and not argument:
         return Extractor(_lite0(), "FD-lite0")
     if kind == "inception" and argument:
-        return Extractor(_inception(Path(argument)), "FID")
+        return Extractor(_Inception(Path(argument)), FID)
     raise MetricError(f"unknown feature extractor {name!r}; choose fashion, lite0 or inception:FILE")
 
 
-def _inception(path: Path) -> Callable[[Tensor], Tensor]:
+class _Inception:
     """The TorchScript network of FID; it resizes and scales 8-bit images itself."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise MetricError(f"cannot read {path}: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != INCEPTION_SHA256:
-        raise MetricError(
-            f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "
-            f"so the number would not be FID; fetch that file again"
-        )
-    with warnings.catch_warnings():
-        # torch would rather not read TorchScript, but the network of FID is published as such
-        warnings.simplefilter("ignore", DeprecationWarning)
-        network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
-    return lambda images: network(_colour(images), return_features=True)
+
+    def __init__(self, path: Path):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise MetricError(f"cannot read {path}: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != INCEPTION_SHA256:
+            raise MetricError(
+                f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "
+                f"so the number would not be FID; fetch that file again"
+            )
+        with warnings.catch_warnings():
+            # torch would rather not read TorchScript, but the network of FID is published as such
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features (B, 2048)."""
+        features: Tensor = self._network(_colour(images), return_features=True)
+        return features
 
 
 def _lite0() -> Callable[[Tensor], Tensor]:

@@ -47,15 +47,18 @@ class Distance:
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
     """Squared Frechet distance of two Gaussians, never negative."""
     check_same_dimension(first.dimension, second.dimension)
+    if 1 in (first.count, second.count):
+        raise MetricError("one image has no covariance, and so no Frechet distance; use more")
     return _distance(first, second, _root(second.covariance))
 
 
-def measure_frechet(first: Features, second: Features, groups: int = GROUPS) -> Distance:
+def measure_frechet(first: Features, second: Features, groups: int = GROUPS, mix: bool = True) -> Distance:
     """Frechet distance of features (n, d), or of statistics; error and limit come from the features.
 
-    Each side that is given as features is resampled; a side given as statistics counts as exact.
+    Each side that is given as features is resampled; a side given as statistics counts as exact. mix: deal the rows to
+    the groups at random, the same for as many rows, so that an order by class does not matter; else in turn.
     """
-    parts = [_groups(side, groups) for side in (first, second)]
+    parts = [_groups(mixed(side) if mix and isinstance(side, Tensor) else side, groups) for side in (first, second)]
     whole = [merge_all(part) for part in parts]
     value = frechet_distance(*whole)
     first_without, second_without = (
@@ -66,6 +69,11 @@ def measure_frechet(first: Features, second: Features, groups: int = GROUPS) -> 
         return Distance(value, None, None, counts, replicates)
     bias = sum((len(part) - 1) * (sum(part) / len(part) - value) for part in replicates if part)
     return Distance(value, jackknife_error(replicates), value - bias, counts, replicates)
+
+
+def mixed(rows: Tensor) -> Tensor:
+    """The rows in a random order, which depends on their number alone."""
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(rows.device)]
 
 
 def jackknife_error(replicates: Sequence[Sequence[float]]) -> float:
@@ -90,7 +98,7 @@ def _root(covariance: Tensor) -> Tensor:
 
 
 def _groups(side: Features, groups: int) -> list[FeatureStatistics]:
-    """Every groups-th row together, so that an order by class does not matter."""
+    """Statistics of every groups-th row together."""
     if isinstance(side, FeatureStatistics):
         return [side]
     if groups < 2:

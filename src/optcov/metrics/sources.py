@@ -117,9 +117,14 @@ def draw_images(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
 
 
 def _sampler(bundle: Bundle, method: str, drawing: Drawing) -> Sampler:
+    check_draws_images(bundle)
+    return Sampler(bundle, method, drawing.steps, drawing.seed)
+
+
+def check_draws_images(bundle: Bundle) -> None:
+    """Refuse a bundle whose data are no images in [-1, 1], which 8 bits could not hold."""
     if bundle.data_range != (-1.0, 1.0):
         raise MetricError(f"{bundle.name} draws data in {bundle.data_range}; images need the range (-1, 1)")
-    return Sampler(bundle, method, drawing.steps, drawing.seed)
 
 
 def _drawn(sampler: Sampler, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:

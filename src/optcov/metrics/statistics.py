@@ -65,13 +65,13 @@ class FeatureStatistics:
 
     @staticmethod
     def of(features: Tensor) -> FeatureStatistics:
-        """Statistics of features (n, d), n >= 2."""
-        if features.ndim != 2 or len(features) < 2:
-            raise MetricError(f"statistics need at least 2 rows of features (n, d), got shape {tuple(features.shape)}")
+        """Statistics of features (n, d); one row is good for merging alone, its covariance is 0."""
+        if features.ndim != 2 or len(features) < 1:
+            raise MetricError(f"statistics need rows of features (n, d), got shape {tuple(features.shape)}")
         values = features.detach().to("cpu", torch.float64)
         mean = values.mean(0)
         centred = values - mean
-        return FeatureStatistics(mean, centred.T @ centred / (len(values) - 1), len(values))
+        return FeatureStatistics(mean, centred.T @ centred / max(len(values) - 1, 1), len(values))
 
     def merge(self, other: FeatureStatistics) -> FeatureStatistics:
         """Statistics of both sets together."""
@@ -104,8 +104,8 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
         raise MetricError(f"{path} holds {', '.join(arrays)}; statistics need mu and sigma")
     mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)) for name in ("mu", "sigma"))
     count = arrays.get("count")
-    if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 2):
-        raise MetricError(f"{path}: the count must be an integer of at least 2")
+    if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 1):
+        raise MetricError(f"{path}: the count must be an integer of at least 1")
     try:
         statistics = FeatureStatistics(mean, covariance, None if count is None else int(count))
         check_covariance(covariance)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from optcov import data
 from optcov.bundle import test_images
 from optcov.data import ImageSet, to_8bit
@@ -22,10 +24,16 @@ class TableImages:
     embedded: bool = False  # then the reference is of test images too, unlike the paper's, which is the training set
 
     @staticmethod
+    def none(shape: tuple[int, ...]) -> TableImages:
+        """For the table of costs, which looks at no image: a black one stands for each set."""
+        black = ImageSet(torch.zeros(1, *shape, dtype=torch.uint8), None, "no images")
+        return TableImages(black, black, black, black.name)
+
+    @staticmethod
     def load(source: str | None, bundle_name: str) -> TableImages:
         """From a source of images as optcov.data reads it, or None for those that come with an embedded model."""
         if source is not None:
-            train, test = data.load(source, "train"), data.load(source, "test")
+            train, test = data.load_mixed(source, "train"), data.load_mixed(source, "test")
             return TableImages(train, test, train, source)
         embedded = ImageSet(to_8bit(test_images(bundle_name)), None, f"{bundle_name}'s embedded test images")
         half = len(embedded) // 2

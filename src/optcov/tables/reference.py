@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import final
 
+from torch import Tensor
+
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
-from optcov.metrics.frechet import Features
+from optcov.metrics.frechet import Features, mixed
 from optcov.metrics.sources import Drawing, split_method
 from optcov.tables.images import TableImages
 
@@ -30,11 +32,13 @@ class Reference:
     def features(self, extractor: Extractor) -> Features:
         """Features, or statistics where images are many or statistics all there is; refuses what cannot be compared."""
         found: Features
-        if self.source is not None:
-            found = features_of(self.source, extractor, Drawing(first=APART))
-        else:
+        if self.source is None:
             found = extractor.features(self._chosen)
-            found = FeatureStatistics.of(found) if len(found) >= EXACT else found
+        else:
+            found = features_of(self.source, extractor, Drawing(first=APART))
+            found = mixed(found) if isinstance(found, Tensor) else found
+        if isinstance(found, Tensor) and len(found) >= EXACT:
+            found = FeatureStatistics.of(found)
         one = extractor.features(self.images.test.select(slice(0, 1)))
         measure_frechet(one.expand(4, -1), found, groups=2)  # so that it is refused before images are drawn
         return found
