@@ -157,7 +157,9 @@ def test_tables_are_read_from_their_directories(tmp_path: Path) -> None:
     assert dict(chosen_times(tables[0])) == {"OT NPR-DDPM (linear)": {3: [1, 500, 1000], 4: [1, 500, 1000]}}
     titles = [section.title for section in table_sections(tables)]
     assert titles == ["Bits & pieces", "Optimal trajectories"]
-    assert "optcov x" in provenance_section(tables, {"command": "optcov report"}).body
+    other = replace(table(), made_by={"command": "optcov y"})
+    shown = provenance_section([*tables, other], {"command": "optcov report"}).body
+    assert all(command in shown for command in ("optcov x", "optcov y", "optcov report"))
     with pytest.raises(ValueError, match="holds no table"):
         read_tables([tmp_path])
     (tmp_path / "a" / "bpd.json").write_text("{}")
@@ -231,11 +233,13 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     bundle = small_bundle()
     linear = bundle.with_schedule("linear")
     linear = linear.with_trajectories("NPR-DDPM", [Trajectory.even(linear.schedule, 5)])
-    bundle = replace(bundle, trajectories=linear.trajectories)
+    cosine = bundle.with_schedule("cosine")
+    cosine = cosine.with_trajectories("NPR-DDPM", [Trajectory.even(cosine.schedule, 5)])
+    bundle = replace(bundle, trajectories=(*linear.trajectories, *cosine.trajectories))
     parts = bundle_sections(bundle, images, TINY)
     assert [name for name, _ in parts] == ["samples", "variance maps", "variances", "calibration", "trajectories"]
     sections = [make() for _, make in parts]
-    assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 1]
+    assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 2]
     write_page(tmp_path / "report.html", "tiny", sections)
     read((tmp_path / "report.html").read_text())
 

@@ -28,9 +28,11 @@ def command(
     work = run_benchmarks(chosen, size, memory)
     storage.require_writable(out)
     announce(f"measures {', '.join(chosen)}: {rounds} rounds in turns with batches of {batch_size}, and writes {out}")
-    results = list(track(work, len(chosen), "benchmarks", "benchmarks"))
-    content = {"results": [result.to_json() for result in results], "rounds": rounds, "batch": batch_size, **machine()}
-    storage.write_json(out, content)
+    results, content = [], {"results": [], "rounds": rounds, "batch": batch_size, **machine()}
+    for result in track(work, len(chosen), "benchmarks", "benchmarks"):
+        results.append(result)
+        content["results"] = [found.to_json() for found in results]
+        storage.write_json(out, content)  # each time: a later one may fail
     if json:
         print_json(content)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -88,10 +88,10 @@ def table_body(result: TableResult) -> str:
     return "\n".join(parts)
 
 
-def made_by_body(made_by: Mapping[str, Mapping[str, Any]]) -> str:
+def made_by_body(made_by: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """The exact commands and versions, table by table."""
     parts = []
-    for name, record in made_by.items():
+    for name, record in made_by:
         rest = {key: value for key, value in record.items() if key != "command"}
         details = html.escape(json.dumps(rest, indent=2))
         parts.append(

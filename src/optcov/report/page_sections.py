@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optcov import storage
-from optcov.bundle import Bundle
+from optcov.bundle import Bundle, schedule_spec
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
 from optcov.report.comparison import Cell, clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
@@ -96,8 +96,7 @@ def bundle_sections(
             found.append(("variances", lambda: _variances(model, images, size, seed)))
         if {"sn", "npr"} & set(bundle.heads):
             found.append(("calibration", lambda: _calibration(model, images, size, seed)))
-    stored = {(entry.method, repr(entry.schedule)) for entry in bundle.trajectories}
-    if stored:
+    if bundle.trajectories:
         found.append(("trajectories", lambda: _stored(bundle)))
     return found
 
@@ -132,8 +131,8 @@ def _panels(data: Tensor | None, drawn: Sequence[Iterator[Cell]], columns: int) 
 
 def provenance_section(tables: Sequence[TableResult], report: dict[str, Any]) -> PageSection:
     """Commands and versions of everything on the page."""
-    records = {f"table {result.name}": result.made_by for result in tables if result.made_by}
-    return PageSection("Commands and versions", made_by_body({**records, "this page": report}))
+    records = [(f"table {result.name}: {result.title}", result.made_by) for result in tables if result.made_by]
+    return PageSection("Commands and versions", made_by_body([*records, ("this page", report)]))
 
 
 def _read_table(path: Path) -> TableResult:
@@ -222,8 +221,10 @@ def _calibration(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -
 def _stored(bundle: Bundle) -> PageSection:
     chosen: dict[str, dict[int, tuple[float, ...]]] = {}
     for entry in bundle.trajectories:
-        kind = "real times" if entry.schedule.steps is None else f"{entry.schedule.steps} times"
-        chosen.setdefault(f"{entry.method}, {kind}", {})[len(entry.trajectory)] = entry.trajectory.times
+        kind = schedule_spec(entry.schedule)["kind"]
+        times = "real times" if entry.schedule.steps is None else f"{entry.schedule.steps} times"
+        name = f"{entry.method}, {kind}, {times}"
+        chosen.setdefault(name, {})[len(entry.trajectory)] = entry.trajectory.times
     pictures = []
     for name, by_length in chosen.items():
         shown = {f"K = {K}": by_length[K] for K in (5, 10, 25, 50, 100) if K in by_length}
