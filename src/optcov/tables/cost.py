@@ -20,7 +20,8 @@ BARE = "noise"
 
 def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float, None, Result]:
     """Time the noise predictor alone and with each head, in turns."""
-    networks = {BARE: with_heads(bundle, ())} | {name: with_heads(bundle, (name,)) for name in bundle.heads}
+    whole = bundle.network
+    networks = {BARE: whole.only().eval()} | {name: whole.only(name).eval() for name in bundle.heads}
     device = next(bundle.unet.parameters()).device
     x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
     t = bundle.schedule.final_time / 2 if bundle.schedule.steps is None else (bundle.schedule.steps + 1) // 2
@@ -39,20 +40,6 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
             "ratio_error": error,
         }
     return result
-
-
-def with_heads(bundle: Bundle, names: tuple[str, ...]) -> HeadedNetwork:
-    """The bundle's network with only some of its heads."""
-    whole = bundle.network
-    heads = {name: bundle.heads[name] for name in names}
-    return HeadedNetwork(
-        whole.backbone,
-        whole.native_schedule,
-        heads,
-        whole.time_argument,
-        whole.parameterisation,
-        whole.learned_range,
-    ).eval()
 
 
 def megabytes(network: nn.Module) -> float:
