@@ -10,6 +10,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,13 +18,14 @@ from optcov import Schedule, storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics, features_of, find_extractor
+from optcov.metrics.extractors import _Inception
 from optcov.metrics.sources import Drawing
 from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
 from optcov.tables.cells import Plan, Result, gather
 from optcov.tables.claims import Difference, judge, lower_rows
-from optcov.tables.cost import with_heads
+from optcov.tables.distances import distance_entry, notes
 from optcov.tables.likelihoods import repeats_cells, repeats_plan
-from optcov.tables.normalised import normalised_steps
+from optcov.tables.normalised import _pairs, normalised_steps
 from optcov.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.tables.result import Entry, Row, Section
 from optcov.tables.timesteps import search_steps
@@ -118,6 +120,59 @@ def test_a_reference_that_is_drawn_shares_no_noise_with_the_rows(tmp_path: Path)
     assert abs(float(torch.corrcoef(torch.stack([drawn[:, 0], rows[:, 0]]))[0, 1])) < 0.1  # 4 standard errors
 
 
+def test_images_of_a_source_sorted_by_class_are_mixed(tmp_path: Path) -> None:
+    pixels = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, *SHAPE)
+    np.savez(tmp_path / "sorted.npz", train=pixels.numpy(), test=pixels.numpy())
+    images = TableImages.load(str(tmp_path / "sorted.npz"), "small")
+    for part in (images.train, images.test, images.reference):
+        values = part.images[:, 0, 0, 0]
+        assert values.sort().values.tolist() == list(range(100))
+        assert 30 < float(values[:25].double().mean()) < 70  # 12 if they were sorted
+
+
+def test_many_images_count_as_exact_wherever_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optcov.tables.reference.EXACT", 12)
+    here = evaluation()
+    np.save(tmp_path / "same.npy", here.images.reference.images.numpy())
+    named = evaluation(reference=str(tmp_path / "same.npy"))
+    for work in (here, named):
+        assert isinstance(work.reference.features(FEATURES), FeatureStatistics)
+    monkeypatch.setattr("optcov.tables.reference.EXACT", 13)
+    for work in (here, named):
+        assert isinstance(work.reference.features(FEATURES), torch.Tensor)
+
+
+def test_data_that_are_no_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"draws data in \(0.0, 1.0\); images need the range"):
+        evaluation(replace(small_bundle(), data_range=(0.0, 1.0)))
+
+
+def test_another_module_under_the_same_name_is_another_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        monkeypatch.setattr("test_tables.FEATURES", Extractor(module, "FD-mine"))
+        keys.append(evaluation().distance_cell("linear", "DDIM", 3).key)
+    assert keys[0] != keys[1]
+
+
+def test_fid_of_as_many_samples_as_the_papers_is_not_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = {"name": "FID", "value": 3.6, "limit": 3.1, "standard_error": 0.1}
+    assert distance_entry({**result, "samples": 50_000}).value == 3.6
+    assert distance_entry({**result, "samples": 49_999}).value == 3.1
+    assert distance_entry({**result, "name": "FD-mine", "samples": 50_000}).value == 3.1
+    work = evaluation()
+    inception = object.__new__(_Inception)
+    work._extractor = Extractor(inception, "FID")
+    assert any("50,000 samples, and not extrapolated" in note for note in notes(work))
+    assert any("of other networks" in note for note in notes(work))
+    work.size = replace(work.size, samples=50_000)
+    assert notes(work)[0].startswith("FID is of 50000 samples")
+    monkeypatch.setattr("optcov.tables.evaluation.SOURCES", {work.bundle.name: None})
+    assert not any("of other networks" in note for note in notes(work))
+
+
 @pytest.mark.parametrize("method", ["UniPC", "DDIM"])
 def test_rows_that_bpd_lacks_are_refused_before_the_sweep(tmp_path: Path, method: str) -> None:
     with pytest.raises(ValueError, match=f"{method} is no row of this table; choose among: DDPM, beta-tilde"):
@@ -126,9 +181,10 @@ def test_rows_that_bpd_lacks_are_refused_before_the_sweep(tmp_path: Path, method
 
 
 def test_rows_that_the_bundle_cannot_score_are_refused_before_the_sweep(tmp_path: Path) -> None:
-    bare = replace(small_bundle(), network=with_heads(small_bundle(), ("npr",)))
-    with pytest.raises(ValueError, match="sn"):
-        drained(table_run("bpd", evaluation(bare, methods=["SN-DDPM"]), tmp_path))
+    bare = replace(small_bundle(), network=small_bundle().network.only("npr"))
+    for table in ("bpd", "fid"):
+        with pytest.raises(ValueError, match="no head 'sn'"):
+            drained(table_run(table, evaluation(bare, methods=["SN-DDPM"]), tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -171,12 +227,9 @@ def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: 
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_progress_tells_the_time_left(tmp_path: Path) -> None:
+def test_progress_counts_the_work_that_is_done(tmp_path: Path) -> None:
     run = TableRun(plan_of([1, 2]), 2.0, CellStore(tmp_path), counting([]))
-    steps = list(run)
-    assert [step.done for step in steps] == [0.5, 1.0, 1.5, 2.0]
-    assert all(step.seconds_left >= 0 for step in steps)
-    assert steps[-1].seconds_left == 0
+    assert [step.done for step in run] == [0.5, 1.0, 1.5, 2.0]
 
 
 def test_a_cell_is_found_by_its_settings_alone(tmp_path: Path) -> None:
@@ -472,6 +525,23 @@ def test_timesteps_puts_only_the_papers_own_schedule_beside_ours(tmp_path: Path)
     assert {row.entries[0].paper_text for row in other.rows} == {None}
 
 
+def test_timesteps_aims_at_what_the_searched_process_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def found_nothing(*arguments: object) -> Plan[None]:
+        asked.append(arguments)
+        yield from ()
+
+    monkeypatch.setattr("optcov.tables.timesteps._search", found_nothing)
+    for paper, method in (("CIFAR10 (LS)", "A-DDIM"), ("LSUN Bedroom", "A-DDPM")):
+        asked.clear()
+        work = evaluation(schedules=("linear",), paper=paper)
+        drained(table_run("timesteps", work, tmp_path))
+        reached = CellStore(tmp_path).get(work.distance_cell("linear", method, 3))
+        assert reached is not None
+        assert asked[0][3] == reached["limit"]
+
+
 def test_timesteps_finds_what_fid_has_drawn(fid: tuple[Path, TableResult]) -> None:
     directory, _ = fid
     run = table_run("timesteps", evaluation(schedules=("linear",)), directory, target=1e9)
@@ -519,6 +589,13 @@ def test_tables_that_count_the_cost_of_heads_say_how_well_it_is_known(fid: tuple
     result = drained(table_run(name, evaluation(schedules=("linear",)), fid[0]))
     (note,) = (note for note in result.notes if "Time of an evaluation" in note)
     assert re.search(r"npr \d+\.\d{3} ± \d+\.\d{3}", note)
+
+
+def test_normalised_takes_every_number_of_steps_that_is_asked_for() -> None:
+    assert [K for _, K in _pairs(evaluation(schedules=("linear",), steps=[10, 25, 100]))] == [10, 25, 100]
+    work = evaluation(schedules=("linear",))
+    work.size = SIZES["middle"]
+    assert [K for _, K in _pairs(work)] == [25, 50]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0])

@@ -14,6 +14,7 @@ import torch
 
 from command_line import run, runner
 from optcov import Schedule
+from optcov.bench import BENCHMARKS
 from optcov.cli import app
 from optcov.cli.console import print_table
 from optcov.cli.table import show
@@ -75,6 +76,8 @@ def test_the_best_is_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
         (("table", "fid", "--steps", "ten"), "not a list of whole numbers"),
         (("table", "fid", "--schedules", "lin"), "unknown schedule 'lin'; choose linear, cosine, vp_sde or own"),
         (("table", "cost", "--method", "DDIM"), "cost does not take --method; leave it out"),
+        (("table", "cost", "--features", "nonsense"), "cost does not take --features; leave it out"),
+        (("table", "peers", "--times", "5"), "peers does not take --times; leave it out"),
         (("table", "fid", "--target", "1"), r"fid does not take --target; leave it out \(it is for timesteps\)"),
         (("table", "fid", "--quick", "--out", __file__), "is a file; tables are kept in a directory"),
         (("frechet", "hf:", "hf:"), "hf: names no data set"),
@@ -103,6 +106,17 @@ def test_a_setting_that_the_paper_lacks_is_refused(saved: Path, tmp_path: Path) 
     options = ("--bundle", saved / "small", "--data", saved / "images.npy", "--out", tmp_path, "--paper", "MNIST")
     with pytest.raises(ValueError, match="no setting 'MNIST'"):
         run("table", "bpd", *options)
+
+
+def test_the_cost_needs_no_images(saved: Path, tmp_path: Path) -> None:
+    assert "noise and npr" in run("table", "cost", "--quick", "--bundle", saved / "small", "--out", tmp_path)
+
+
+def test_what_was_measured_stays_if_a_later_benchmark_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHMARKS, "broken", None)
+    with pytest.raises(TypeError):
+        run("bench", "dynamic_program", "broken", "--rounds", 2, "--no-memory", "--out", tmp_path / "bench.json")
+    assert [r["name"] for r in json.loads((tmp_path / "bench.json").read_text())["results"]] == ["dynamic_program"]
 
 
 def test_bench_prints_a_ratio(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ TAKEN_BY = {  # options that change nothing in other tables
     "--method": ("fid", "peers", "bpd"),
     "--steps": ("fid", "peers", "bpd", "iddpm", "normalised"),
     "--samples": ("fid", "peers", "timesteps", "normalised"),
+    "--features": ("fid", "peers", "timesteps", "normalised"),
+    "--reference": ("fid", "peers", "timesteps", "normalised"),
+    "--images": ("bpd", "iddpm", "repeats", "fid"),
+    "--train-images": ("bpd", "iddpm", "fid"),
+    "--times": ("bpd", "iddpm", "repeats", "fid"),
+    "--paper": ("fid", "peers", "timesteps", "normalised", "bpd", "cost", "repeats"),
     "--optimal": ("fid",),
     "--target": ("timesteps",),
 }
@@ -49,7 +55,7 @@ def command(
     train_images: int | None = typer.Option(None, min=1, help="Choose trajectories on so many training images."),
     times: int | None = typer.Option(None, min=2, help="Sweep over so many times for bits/dim; default all or 100."),
     optimal: bool = typer.Option(False, "--optimal", help="fid: also along the optimal trajectories of bpd."),
-    target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 steps."),
+    target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 or 10."),
     seed: int = typer.Option(0, help="Seed of all noise; repeats takes those behind it."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
@@ -64,12 +70,22 @@ def command(
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
-    given = {"--method": method, "--steps": steps, "--samples": samples, "--optimal": optimal, "--target": target}
-    for option, value in given.items():
-        if value not in ([], "", None, False) and name not in TAKEN_BY[option]:
-            raise ValueError(
-                f"table {name} does not take {option}; leave it out (it is for {', '.join(TAKEN_BY[option])})"
-            )
+    _check_options(
+        name,
+        {
+            "--method": method,
+            "--steps": steps,
+            "--samples": samples,
+            "--features": features,
+            "--reference": reference,
+            "--images": images,
+            "--train-images": train_images,
+            "--times": times,
+            "--paper": paper,
+            "--optimal": optimal,
+            "--target": target,
+        },
+    )
     state = this_process()
     model, table_images, extractor = _subject(name, bundle, data, features, state.device)
     evaluation = Evaluation(
@@ -117,7 +133,16 @@ def _subject(
     model.network.to(device)
     default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
     extractor = None if table in WITHOUT_SAMPLES else find_extractor(features or default)
-    return model, TableImages.load(data, model.name), extractor
+    images = TableImages.none(model.image_shape) if table == "cost" else TableImages.load(data, model.name)
+    return model, images, extractor
+
+
+def _check_options(table: str, given: dict[str, object]) -> None:
+    """Refuse an option that would change nothing."""
+    for option, value in given.items():
+        if value not in ([], "", None, False) and table not in TAKEN_BY[option]:
+            takers = ", ".join(TAKEN_BY[option])
+            raise ValueError(f"table {table} does not take {option}; leave it out (it is for {takers})")
 
 
 def _size(quick: bool, full: bool, **changes: int | None) -> Size:

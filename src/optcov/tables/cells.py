@@ -116,7 +116,6 @@ class Progress:
     total: float  # estimated where a search decides
     computed: int  # cells of this run
     found: int  # cells that an earlier run had left, or another process computed
-    seconds_left: float  # at the rate of this run
 
 
 @final
@@ -127,12 +126,10 @@ class TableRun(Generic[Table]):
         self._plan, self.total, self._store, self._compute = plan, max(total, 1.0), store, compute
         self._table: Table | None = None
         self._drained = False
-        self._done = self._fresh = 0.0
+        self._done = 0.0
         self._computed = self._found = 0
-        self._began = 0.0
 
     def __iter__(self) -> Iterator[Progress]:
-        self._began = time.monotonic()
         try:
             cells = next(self._plan)
             while True:
@@ -193,15 +190,11 @@ class TableRun(Generic[Table]):
             yield self._progress(cell, share)
         self._store.put(cell, result, time.monotonic() - began)
         self._computed += 1
-        self._fresh += cell.work
         return result
 
     def _progress(self, cell: Cell, share: float) -> Progress:
-        part = share * cell.work
-        seconds, fresh = time.monotonic() - self._began, self._fresh + part
-        done = min(self._done + part, self.total)
-        left = seconds / fresh * (self.total - done) if fresh > 0 else float("inf")
-        return Progress(cell.label, done, self.total, self._computed, self._found, left)
+        done = min(self._done + share * cell.work, self.total)
+        return Progress(cell.label, done, self.total, self._computed, self._found)
 
 
 def _plain(content: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import judge, lower_in_all, lower_rows
 from optcov.tables.evaluation import Evaluation
 from optcov.tables.likelihoods import bpd_cells
-from optcov.tables.published import published_value
+from optcov.tables.published import published, published_value
 from optcov.tables.result import Claim, Entry, Row, Section, TableResult
 from optcov.tables.scoring import ROW_OF_DESIGN
 
@@ -43,12 +43,18 @@ CLAIMS = {
 def fid_cells(evaluation: Evaluation) -> dict[Key, Cell]:
     """The cells of tab:fid along even trajectories."""
     cells: dict[Key, Cell] = {}
+    reasons = []
     evaluation.check_rows([row for name in evaluation.schedules for row in _names(_groups(evaluation, name))])
     for schedule in evaluation.schedules:
         for method in filter(evaluation.wants, _names(_groups(evaluation, schedule))):
-            if not evaluation.missing(schedule, method):
-                for K in evaluation.distance_steps(schedule):
-                    cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
+            reason = evaluation.missing(schedule, method)
+            if reason:
+                reasons.append(reason)
+                continue
+            for K in evaluation.distance_steps(schedule):
+                cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
+    if reasons and not cells:
+        raise ValueError(reasons[0])
     return cells
 
 
@@ -103,16 +109,22 @@ def peers_plan(evaluation: Evaluation, cells: Mapping[Key, Cell]) -> Plan[TableR
 
 
 def distance_entry(result: Result, paper: float | None = None) -> Entry:
-    """Our limit of many samples with its standard error."""
-    value = result["value"] if result["limit"] is None else result["limit"]
-    return Entry(value, result["standard_error"], paper, details=result)
+    """Our limit of many samples with its standard error; of as many samples as in the paper, its FID as it stands."""
+    plain = result["limit"] is None or _as_in_paper(result["name"], result["samples"])
+    return Entry(result["value" if plain else "limit"], result["standard_error"], paper, details=result)
+
+
+def _as_in_paper(distance: str, samples: int) -> bool:
+    return distance == "FID" and samples >= int(published("settings")["common"]["fid_samples"])
 
 
 def notes(evaluation: Evaluation) -> tuple[str, ...]:
     """What a reader must know to judge the distances."""
     name, samples = evaluation.extractor.distance, evaluation.size.samples
+    plain = _as_in_paper(name, samples)
     found = [
-        f"{name} is extrapolated from {samples} samples to infinitely many; ± is a standard error by resampling.",
+        f"{name} is {f'of {samples} samples' if plain else f'extrapolated from {samples} samples to infinitely many'}; "
+        f"± is a standard error by resampling.",
         f"The samples are compared with {evaluation.reference.name}; all methods start from the same noise.",
     ]
     if "vp_sde" in evaluation.schedules:
@@ -121,6 +133,10 @@ def notes(evaluation: Evaluation) -> tuple[str, ...]:
         found.append(
             f"The paper's numbers are FID of other data and networks: compare orderings, not values, of {name}."
         )
+    elif not plain:
+        found.append("The paper's FID is of 50,000 samples, and not extrapolated.")
+    if name == "FID":
+        found += evaluation.paper_caveat
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from optcov.checkpoints import SOURCES
 from optcov.methods import METHODS, PEER_METHODS, find_method
 from optcov.metrics import Extractor
 from optcov.metrics.frechet import Features
+from optcov.metrics.sources import check_draws_images
 from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
 from optcov.tables.cells import Cell, Result
@@ -23,6 +24,7 @@ from optcov.tables.published import SETTING_OF_SCHEDULE, distance_steps, publish
 from optcov.tables.reference import Reference
 from optcov.tables.scoring import ROW_OF_DESIGN, compute_likelihood
 from optcov.tables.sizes import Size
+from optcov.timing import device_name
 
 OWN = "own"  # the schedule that a bundle was trained on
 LEAST_STEPS, MOST_STEPS = 2, 1000  # of a trajectory; the most in continuous time, whose even times are thousandths
@@ -53,6 +55,7 @@ class Evaluation:
             )
         if extractor is not None:
             extractor.check(bundle.image_shape, bundle.name)
+            check_draws_images(bundle)
         self.bundle, self.images, self._extractor, self.size = bundle, images, extractor, size
         self.seed, self.batch_size = seed, batch_size
         self._methods = None if methods is None else {row_name(name) for name in methods}
@@ -92,6 +95,13 @@ class Evaluation:
         own = SOURCES.get(self.bundle.name) if schedule == OWN else None
         return self._paper or (own.title if own else SETTING_OF_SCHEDULE.get(schedule))
 
+    @property
+    def paper_caveat(self) -> tuple[str, ...]:
+        """What to know of the paper's numbers beside ours, unless the network is the paper's."""
+        if self.bundle.name in SOURCES:
+            return ()
+        return ("The paper's numbers are of other networks, and of their data: compare orderings, not values.",)
+
     def wants(self, method: str) -> bool:
         """Whether a row was asked for; all were if none was named."""
         return self._methods is None or method in self._methods
@@ -101,6 +111,11 @@ class Evaluation:
         for name in sorted(self._methods or ()):
             if name not in rows:
                 raise ValueError(f"{name} is no row of this table; choose among: {'; '.join(dict.fromkeys(rows))}")
+
+    @property
+    def chose_steps(self) -> bool:
+        """Whether numbers of steps were asked for."""
+        return self._steps is not None
 
     def distance_steps(self, schedule: str) -> list[int]:
         """Numbers of steps K of the tables of distances that a schedule allows."""
@@ -153,7 +168,7 @@ class Evaluation:
             "noise_cap": self.bundle.noise_cap(method),
             "samples": self.size.samples,
             "seed": self.seed,
-            "features": self.extractor.distance,
+            "features": self.extractor.identity,
             "reference": self.reference.identity,
         }
         how = f"K = {steps}" if tolerance is None else f"tolerance {tolerance}"
@@ -194,7 +209,8 @@ class Evaluation:
 
     def cost_cell(self) -> Cell:
         """Size and time of an evaluation, with each head and without."""
-        settings = {"model": self.identity, "batch": 10, "rounds": self.size.timing_rounds}
+        device = device_name(next(self.bundle.unet.parameters()).device)
+        settings = {"model": self.identity, "batch": 10, "rounds": self.size.timing_rounds, "device": device}
         heads = len(self.bundle.heads)
         return Cell("cost", settings, float(10 * (self.size.timing_rounds + 1) * (1 + heads)), "cost of an evaluation")
 

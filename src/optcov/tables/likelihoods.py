@@ -207,6 +207,7 @@ def _notes(
         f"{scored}{chosen}, {settings['times']} times; the variance of the last step is the paper's, the normal CDF "
         f"exact{f'; ± is {error}' if error else ''}.",
         "Differences behind the claims are of the same images and noise.",
+        *evaluation.paper_caveat,
     )
 
 

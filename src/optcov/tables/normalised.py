@@ -58,11 +58,12 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
 
 
 def _pairs(evaluation: Evaluation) -> list[tuple[str, int]]:
-    """Schedules with the baseline's numbers of steps: the paper's 25 and 50, or fewer at smaller sizes."""
+    """Schedules with the baseline's numbers of steps: those asked for, else 25 and 50 as in the paper, or fewer."""
     found = []
     for schedule in evaluation.schedules:
         lengths = evaluation.distance_steps(schedule)
-        found += [(schedule, K) for K in [K for K in lengths if K in (25, 50)] or lengths]
+        usual = [] if evaluation.chose_steps else [K for K in lengths if K in (25, 50)]
+        found += [(schedule, K) for K in usual or lengths]
     return found
 
 

@@ -59,15 +59,15 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
     schedule = (evaluation.discrete_schedules or evaluation.schedules)[0]
     start, limit = _search_range(evaluation, schedule)
     cost = yield from one(evaluation.cost_cell())
+    setting = evaluation.paper_setting(schedule)
     if target is None:
-        reached = yield from one(evaluation.distance_cell(schedule, "A-DDIM", start))
+        reached = yield from one(evaluation.distance_cell(schedule, _searched("A-DDIM", setting), start))
         target = distance_entry(reached).value
         assert target is not None
-    setting = evaluation.paper_setting(schedule)
     paper = published("timesteps")["settings"].get(setting, {})
     rows = []
     for name, (usual, head) in SEARCHED.items():
-        method = usual.replace("-DDIM", "-DDPM") if setting in BY_DDPM else usual
+        method = _searched(usual, setting)
         theirs = _paper_text(paper.get(name))
         if evaluation.missing(schedule, method):
             rows.append(Row(name, (Entry(text="-", paper_text=theirs),)))
@@ -80,6 +80,11 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
     title = f"Least number of steps to reach {name} {target:.2f}, {evaluation.bundle.name}"
     noted = (*notes(evaluation), "cost of a step × steps (distance reached); a monotone search.", cost_note(cost))
     return TableResult("timesteps", title, "steps", (section,), noted, claims)
+
+
+def _searched(method: str, setting: str | None) -> str:
+    """By the forward process that the paper has beside a setting."""
+    return method.replace("-DDIM", "-DDPM") if setting in BY_DDPM else method
 
 
 def _search(evaluation: Evaluation, schedule: str, method: str, target: float) -> Plan[tuple[int, Result] | None]:
