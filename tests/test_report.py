@@ -23,7 +23,7 @@ from optcov import Schedule
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
-from optcov.report.comparison import Cell, draw_comparison, draw_deviations, draw_grid
+from optcov.report.comparison import Drawn, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, picture, render_page, table_body, write_page
 from optcov.report.page_figures import Calibrated, against_steps, calibration_curves, chosen_times, lengths_of
 from optcov.report.page_sections import (
@@ -114,7 +114,7 @@ def test_a_page_is_well_formed_and_asks_for_nothing() -> None:
 def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
     images, name = torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "a$_$b"
     draw_grid(images, tmp_path / "a.png", name)
-    draw_comparison([Cell("DDIM", 3, images, 3.0)], tmp_path / "b.png", name)
+    draw_comparison([Drawn("DDIM", 3, images, 3.0)], tmp_path / "b.png", name)
     draw_deviations(images, torch.ones(1, 1, 8, 8), tmp_path / "c.png", name)
     assert all((tmp_path / f"{letter}.png").read_bytes().startswith(PNG) for letter in "abc")
 

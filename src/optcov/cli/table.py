@@ -170,9 +170,8 @@ def show(result: TableResult) -> None:
             for row in section.rows
         ]
         print_table(f"{result.title}: {section_title(section)}", ("", *section.columns), rows)
-    ticks = {True: "holds", False: "does not hold", None: "cannot be told"}
     for claim in result.claims:
-        output.print(f"{ticks[claim.holds]}: {claim.statement} ({claim.evidence})", highlight=False, markup=False)
+        output.print(f"{claim.verdict}: {claim.statement} ({claim.evidence})", highlight=False, markup=False)
     for note in result.notes:
         output.print(note, highlight=False, markup=False)
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from optcov.bundle import Bundle, Sampler
 from optcov.data import grid, to_8bit
+from optcov.report.canvas import new_figure, save
 from optcov.reverse import ReverseProcess
 from optcov.solvers import SolverResult
-from optcov.storage import atomic_writer
 
 
 @final
 @dataclass(frozen=True)
-class Cell:
+class Drawn:
     """What one method drew in some number of steps."""
 
     method: str
@@ -28,7 +28,7 @@ class Cell:
     evaluations: float  # of the network, mean over the images
 
 
-def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Cell]:
+def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Drawn]:
     """Draw the same `count` images (the same noise) by every method in every number of steps."""
     samplers = {}  # all of them before the first draws, so that a bad name does not cost the time of the good ones
     for name in methods:
@@ -37,13 +37,13 @@ def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count:
     return _cells(samplers, count)
 
 
-def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[Cell]:
+def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[Drawn]:
     drawn: dict[str, SolverResult] = {}  # by Gotta Go Fast, which chooses its own steps, the same for every K
     for (name, K), sampler in samplers.items():
         result = drawn.get(name) or sampler.draw(range(count))
         if sampler.adaptive:
             drawn[name] = result
-        yield Cell(sampler.method.name, K, to_8bit(result.x_0).cpu(), float(result.evaluations.double().mean()))
+        yield Drawn(sampler.method.name, K, to_8bit(result.x_0).cpu(), float(result.evaluations.double().mean()))
 
 
 def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> None:
@@ -51,18 +51,18 @@ def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> Non
     columns = min(columns, len(images))
     picture = grid(images, columns)
     width = 6.0
-    figure = _figure(width, width * picture.shape[1] / picture.shape[2] + (0.4 if caption else 0))
+    figure = new_figure(width, width * picture.shape[1] / picture.shape[2] + (0.4 if caption else 0))
     show(figure.subplots(), picture)
     if caption:
         figure.supxlabel(caption, fontsize=9, parse_math=False)  # names of bundles may hold dollars
-    _save(figure, path)
+    save(figure, path)
 
 
-def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
+def draw_comparison(cells: Sequence[Drawn], path: Path, caption: str) -> None:
     """Write a picture with methods as rows and numbers of steps as columns."""
     methods, steps = (list(dict.fromkeys(values)) for values in ([c.method for c in cells], [c.steps for c in cells]))
     side = max(1, round(len(cells[0].images) ** 0.5))
-    figure = _figure(1.1 + 1.5 * len(steps), 0.6 + 1.55 * len(methods))
+    figure = new_figure(1.1 + 1.5 * len(steps), 0.6 + 1.55 * len(methods))
     panels = figure.subplots(len(methods), len(steps), squeeze=False)
     for cell in cells:
         axes = panels[methods.index(cell.method)][steps.index(cell.steps)]
@@ -75,7 +75,7 @@ def draw_comparison(cells: Sequence[Cell], path: Path, caption: str) -> None:
         axes.set_title(f"{K} steps", fontsize=9)
     if caption:
         figure.suptitle(caption, fontsize=10, parse_math=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str) -> None:
@@ -83,9 +83,9 @@ def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str
     count = len(images)
     columns = min(4, count)
     rows = -(-count // columns)
-    figure = _figure(3.1 * columns + 0.8, 1.75 * rows + 0.5)
+    figure = new_figure(3.1 * columns + 0.8, 1.75 * rows + 0.5)
     panels = figure.subplots(rows, 2 * columns, squeeze=False)
-    drawn = None
+    drawn: Any = None
     for axes in panels.flat:
         axes.axis("off")
     for number in range(count):
@@ -95,7 +95,7 @@ def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str
     figure.colorbar(drawn, ax=panels, label="standard deviation of x_0", shrink=0.8)
     if caption:
         figure.suptitle(caption, fontsize=10, parse_math=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def show(axes: Any, image: Tensor) -> None:
@@ -112,14 +112,3 @@ def clean_deviation(process: ReverseProcess, x_t: Tensor, t: float) -> Tensor:
     with torch.no_grad():
         posterior = process.posterior(x_t, t)
     return posterior.variance.expand_as(posterior.mean).sqrt().float().cpu()
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> None:
-    with atomic_writer(path) as stream:
-        figure.savefig(stream, format="png", dpi=120)

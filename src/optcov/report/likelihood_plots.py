@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optcov.likelihood import LikelihoodRow
-from optcov.storage import atomic_writer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from optcov.report.canvas import new_axes, save, times_figure
 
 STYLE = {"ET": "--", "OT": "-"}
 
 
 def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
     """Bits/dim against K, one line per design, dashed for even and solid for optimal trajectories."""
-    figure, axes = _axes("steps K", "bits/dim (upper bound)")
+    figure, axes = new_axes("steps K", "bits/dim (upper bound)")
     colours = _colours(rows)
     for (design, kind), line in _lines(rows).items():
         values = [row.bits_per_dim.mean for row in line]
@@ -37,7 +34,7 @@ def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
     best = min(row.bits_per_dim.mean for row in rows)
     axes.set_ylim(0.95 * best if best > 0 else None, _readable_limit(rows))
     axes.legend(handles=_key(colours), fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _key(colours: Mapping[str, Any]) -> list[Any]:
@@ -51,7 +48,7 @@ def _key(colours: Mapping[str, Any]) -> list[Any]:
 
 def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
     """Nats per image of each transition against the time s that it lands on, for one K."""
-    figure, axes = _axes("time s", "KL of the step that lands on s, nats per image")
+    figure, axes = new_axes("time s", "KL of the step that lands on s, nats per image")
     colours = _colours(rows)
     for row in (row for row in rows if row.K == K):
         axes.plot(
@@ -65,31 +62,19 @@ def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
     axes.set_yscale("log")
     axes.set_title(f"K = {K}")
     axes.legend(fontsize=7, ncols=2)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_times(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
     """The times of the optimal trajectories of one K, design by design, with the even one for comparison."""
     chosen = {row.design: row.times for row in rows if row.K == K and row.kind == "OT"}
     even = next(row.times for row in rows if row.K == K and row.kind == "ET")
-    figure, axes = _axes("time t", "")
-    for height, (name, times) in enumerate({**chosen, "even": even}.items()):
-        axes.plot(times, [height] * len(times), "|", markersize=14)
-        axes.annotate(name, (0, height + 0.25), fontsize=8)
-    axes.set_yticks([])
-    axes.set_ylim(-0.6, len(chosen) + 0.8)
-    axes.set_title(f"chosen times, K = {K}")
-    _save(figure, path)
+    save(times_figure({**chosen, "even": even}, f"chosen times, K = {K}"), path)
 
 
 def plot_lengths(times: Mapping[int, Sequence[float]], path: Path, title: str) -> None:
     """The times of one method's optimal trajectories, length by length."""
-    figure, axes = _axes("time t", "steps K")
-    for height, chosen in enumerate(times.values()):
-        axes.plot(chosen, [height] * len(chosen), "|", markersize=12, color="C0")
-    axes.set_yticks(range(len(times)), [str(K) for K in times])
-    axes.set_title(f"{title}: optimal times")
-    _save(figure, path)
+    save(times_figure({f"K = {K}": chosen for K, chosen in times.items()}, f"{title}: optimal times"), path)
 
 
 def _lines(rows: Sequence[LikelihoodRow]) -> dict[tuple[str, str], list[LikelihoodRow]]:
@@ -107,21 +92,3 @@ def _readable_limit(rows: Sequence[LikelihoodRow]) -> float:
     """Cut off designs that are out of the picture by far, as beta-tilde is at small K."""
     values = sorted(row.bits_per_dim.mean for row in rows)
     return min(values[-1], 3 * values[len(values) // 2]) * 1.05
-
-
-def _axes(x: str, y: str) -> tuple[Figure, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_writer(path) as stream:
-        figure.savefig(stream, dpi=150, format="png")

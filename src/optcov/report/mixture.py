@@ -16,8 +16,8 @@ from torch import Tensor
 
 from optcov.methods import METHODS, draw
 from optcov.oracle import GaussianMixture
+from optcov.report.canvas import new_figure, save
 from optcov.schedule import Schedule, Time
-from optcov.storage import atomic_writer
 
 DATA = GaussianMixture(
     weights=[0.25, 0.2, 0.2, 0.15, 0.2],
@@ -90,16 +90,13 @@ def sliced_wasserstein(a: Tensor, b: Tensor, directions: int = 64) -> float:
 
 def draw_mixture(results: list[MixtureResult], steps: int, path: Path) -> None:
     """Write a picture with one panel per method."""
-    from matplotlib.figure import Figure
-
     columns = 6
     rows = -(-len(results) // columns)
-    figure = Figure(figsize=(2.2 * columns, 2.45 * rows), layout="constrained")
+    figure = new_figure(2.2 * columns, 2.45 * rows)
     figure.suptitle(f"The same perfect network, {steps} steps, every method (sliced Wasserstein distance to the data)")
     for axes, result in zip(figure.subplots(rows, columns).flat, results, strict=False):
         _panel(axes, result)
-    with atomic_writer(path) as stream:
-        figure.savefig(stream, format="png", dpi=110)
+    save(figure, path)
 
 
 def _panel(axes: Any, result: MixtureResult) -> None:

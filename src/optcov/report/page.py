@@ -37,7 +37,7 @@ figcaption, .notes { font-size: .9rem; opacity: .85; }
 ul.claims { list-style: none; padding-left: 0; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: .7rem; background: #8882; }
 """
-_CLAIM = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: ("open", "cannot be told")}
+_CLAIM_CLASS = {True: "holds", False: "fails", None: "open"}
 
 
 @final
@@ -127,7 +127,8 @@ def _entry(entry: Entry, decimals: int) -> str:
 def _claims(result: TableResult) -> str:
     lines = []
     for claim in result.claims:
-        name, verdict = _CLAIM[claim.holds]
-        text = f"{html.escape(claim.statement)}: <i>{verdict}</i>"
-        lines.append(f'<li class="{name}">{text} <span class="error">{html.escape(claim.evidence)}</span></li>')
+        text = f"{html.escape(claim.statement)}: <i>{claim.verdict}</i>"
+        lines.append(
+            f'<li class="{_CLAIM_CLASS[claim.holds]}">{text} <span class="error">{html.escape(claim.evidence)}</span></li>'
+        )
     return f"<ul class=claims>{''.join(lines)}</ul>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from optcov.report.canvas import new_axes, new_figure, png
 from optcov.tables import Section, TableResult
 
 OUTLIER = 5.0  # times the median: what is larger leaves a plot, so that the rest can be told apart
@@ -45,7 +45,7 @@ def lengths_of(section: Section) -> list[int]:
 
 def against_steps(section: Section, quantity: str) -> bytes:
     """Numbers of each row against K with their errors; dashed along even trajectories where there are optimal ones."""
-    figure, axes = _axes("steps K", quantity)
+    figure, axes = new_axes("steps K", quantity)
     lengths = lengths_of(section)
     names = list(dict.fromkeys(_base(row.name) for row in section.rows))
     for row in section.rows:
@@ -66,12 +66,12 @@ def against_steps(section: Section, quantity: str) -> bytes:
     axes.set_xticks([], minor=True)
     axes.set_title(section.heading)
     figure.legend(fontsize=8, loc="outside right upper")
-    return _png(figure)
+    return png(figure)
 
 
 def variance_curves(times: Sequence[float], variances: Mapping[str, Sequence[float]]) -> bytes:
     """Mean variance of a step against its time, and where it lies between beta-tilde (0) and beta (1)."""
-    figure = _figure(10, 4.2)
+    figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     low, high = variances["beta_tilde"], variances["beta"]
     for number, (name, values) in enumerate(variances.items()):
@@ -84,12 +84,12 @@ def variance_curves(times: Sequence[float], variances: Mapping[str, Sequence[flo
     for axes in (left, right):
         axes.grid(alpha=0.3)
     left.legend(fontsize=8)
-    return _png(figure)
+    return png(figure)
 
 
 def calibration_curves(times: Sequence[float], found: Mapping[str, Sequence[Calibrated]]) -> bytes:
     """Predicted variance and measured squared error of x_0 against time, and their ratio with two standard errors."""
-    figure = _figure(10, 4.2)
+    figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     for number, (name, points) in enumerate(found.items()):
         colour = f"C{number}"
@@ -105,7 +105,7 @@ def calibration_curves(times: Sequence[float], found: Mapping[str, Sequence[Cali
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    return _png(figure)
+    return png(figure)
 
 
 def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[float]]]]:
@@ -119,18 +119,6 @@ def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[floa
                 if times:
                     found.append((f"{row.name} ({section.heading})", times))
     return found
-
-
-def trajectories(shown: Mapping[str, Sequence[float]], title: str) -> bytes:
-    """Times, row by row."""
-    figure = _figure(8, 0.6 + 0.45 * len(shown))
-    axes = figure.add_subplot()
-    for height, times in enumerate(shown.values()):
-        axes.plot(times, [height] * len(times), "|", markersize=14, color=f"C{height % 10}")
-    axes.set_yticks(range(len(shown)), list(shown), fontsize=8)
-    axes.set_ylim(len(shown) - 0.4, -0.6)  # from top to bottom, as in the table
-    axes.set(xlabel="time t", title=title)
-    return _png(figure)
 
 
 def mean(values: Tensor) -> float:
@@ -149,23 +137,3 @@ def _plain_ticks(axes: Any) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _axes(x: str, y: str) -> tuple[Any, Any]:
-    figure = _figure(9, 5)
-    axes = figure.add_subplot()
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _png(figure: Any) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=120)
-    return stream.getvalue()

@@ -15,7 +15,8 @@ from optcov import storage
 from optcov.bundle import Bundle, schedule_spec
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
-from optcov.report.comparison import Cell, clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
+from optcov.report.canvas import png, times_figure
+from optcov.report.comparison import Drawn, clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, made_by_body, picture, table_body
 from optcov.report.page_figures import (
     Calibrated,
@@ -24,7 +25,6 @@ from optcov.report.page_figures import (
     chosen_times,
     lengths_of,
     mean,
-    trajectories,
     variance_curves,
 )
 from optcov.report.size import ReportSize
@@ -75,7 +75,7 @@ def table_sections(tables: Sequence[TableResult]) -> Iterator[PageSection]:
             pictures = []
             for K in lengths:
                 shown = {name: times[K] for name, times in chosen.items() if K in times}
-                pictures.append(picture(trajectories(shown, f"K = {K}"), f"The times of the least bound, K = {K}"))
+                pictures.append(picture(png(times_figure(shown, f"K = {K}")), f"The times of the least bound, K = {K}"))
             yield PageSection("Optimal trajectories", "".join(pictures))
 
 
@@ -119,7 +119,7 @@ def paper_figures(
     return (PageSection(title, _panels(data, cells, columns)) for data, cells in zip(shown, panels, strict=True))
 
 
-def _panels(data: Tensor | None, drawn: Sequence[Iterator[Cell]], columns: int) -> str:
+def _panels(data: Tensor | None, drawn: Sequence[Iterator[Drawn]], columns: int) -> str:
     """Pictures beside each other: of the data set, if there is one, and of what methods draw."""
     body = []
     if data is not None:
@@ -229,7 +229,7 @@ def _stored(bundle: Bundle) -> PageSection:
     for name, by_length in chosen.items():
         shown = {f"K = {K}": by_length[K] for K in (5, 10, 25, 50, 100) if K in by_length}
         if shown:
-            pictures.append(picture(trajectories(shown, name), f"Optimal times stored in the bundle: {name}"))
+            pictures.append(picture(png(times_figure(shown, name)), f"Optimal times stored in the bundle: {name}"))
     return PageSection("Stored trajectories", "".join(pictures))
 
 

@@ -19,7 +19,6 @@ _LATEX = {  # what TeX reserves, and what its fonts lack
     "<": r"$<$",
     "×": r"$\times$",
 }
-_TICKS = {True: "holds", False: "does not hold", None: "cannot be told"}
 
 
 def write_table(result: TableResult, directory: Path) -> list[Path]:
@@ -45,7 +44,7 @@ def markdown(result: TableResult) -> str:
         parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
     if result.claims:
         parts.append("Claims of the paper:")
-        parts.append("\n".join(f"- {_TICKS[c.holds]}: {c.statement} ({c.evidence})" for c in result.claims))
+        parts.append("\n".join(f"- {c.verdict}: {c.statement} ({c.evidence})" for c in result.claims))
     if result.notes:
         parts.append("\n".join(f"- {note}" for note in result.notes))
     if "command" in result.made_by:

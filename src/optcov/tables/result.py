@@ -112,6 +112,11 @@ class Claim:
         if self.holds not in (True, False, None):
             raise ValueError(f"a claim holds (True), does not (False), or cannot be told (None), not {self.holds!r}")
 
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return {True: "holds", False: "does not hold", None: "cannot be told"}[self.holds]
+
 
 @final
 @dataclass(frozen=True)
