@@ -128,7 +128,6 @@ def _claims(result: TableResult) -> str:
     lines = []
     for claim in result.claims:
         text = f"{html.escape(claim.statement)}: <i>{claim.verdict}</i>"
-        lines.append(
-            f'<li class="{_CLAIM_CLASS[claim.holds]}">{text} <span class="error">{html.escape(claim.evidence)}</span></li>'
-        )
+        evidence = f'<span class="error">{html.escape(claim.evidence)}</span>'
+        lines.append(f'<li class="{_CLAIM_CLASS[claim.holds]}">{text} {evidence}</li>')
     return f"<ul class=claims>{''.join(lines)}</ul>"
