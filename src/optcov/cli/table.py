@@ -38,6 +38,7 @@ TAKEN_BY = {  # options that change nothing in other tables
 
 
 def command(
+    context: typer.Context,
     name: str = typer.Argument(help=f"Which table: {NAMES}."),
     bundle: str = typer.Option("fashion", help="A bundle: an embedded model's name, or a directory."),
     data: str | None = typer.Option(None, help="Images with a train and a test split; default those of the model."),
@@ -70,22 +71,7 @@ def command(
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
-    _check_options(
-        name,
-        {
-            "--method": method,
-            "--steps": steps,
-            "--samples": samples,
-            "--features": features,
-            "--reference": reference,
-            "--images": images,
-            "--train-images": train_images,
-            "--times": times,
-            "--paper": paper,
-            "--optimal": optimal,
-            "--target": target,
-        },
-    )
+    _check_options(name, context)
     state = this_process()
     model, table_images, extractor = _subject(name, bundle, data, features, state.device)
     evaluation = Evaluation(
@@ -137,12 +123,12 @@ def _subject(
     return model, images, extractor
 
 
-def _check_options(table: str, given: dict[str, object]) -> None:
+def _check_options(table: str, context: typer.Context) -> None:
     """Refuse an option that would change nothing."""
-    for option, value in given.items():
-        if value not in ([], "", None, False) and table not in TAKEN_BY[option]:
-            takers = ", ".join(TAKEN_BY[option])
-            raise ValueError(f"table {table} does not take {option}; leave it out (it is for {takers})")
+    for option, takers in TAKEN_BY.items():
+        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
+        if source is not None and source.name == "COMMANDLINE" and table not in takers:
+            raise ValueError(f"table {table} does not take {option}; leave it out (it is for {', '.join(takers)})")
 
 
 def _size(quick: bool, full: bool, **changes: int | None) -> Size:

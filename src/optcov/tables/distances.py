@@ -129,14 +129,13 @@ def notes(evaluation: Evaluation) -> tuple[str, ...]:
     ]
     if "vp_sde" in evaluation.schedules:
         found.append("Euler-Maruyama and probability flow step as score_sde's code does, which the paper ran.")
-    if name != "FID":
+    if name == "FID":
+        found += [] if plain else ["The paper's FID is of 50,000 samples, and not extrapolated."]
+        found += evaluation.paper_caveat
+    else:
         found.append(
             f"The paper's numbers are FID of other data and networks: compare orderings, not values, of {name}."
         )
-    elif not plain:
-        found.append("The paper's FID is of 50,000 samples, and not extrapolated.")
-    if name == "FID":
-        found += evaluation.paper_caveat
     return tuple(found)
 
 
