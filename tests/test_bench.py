@@ -56,6 +56,14 @@ def test_rounds_take_turns_in_alternating_order() -> None:
         interleaved({"a": lambda: None}, rounds=0)
 
 
+def test_the_clock_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
+    interleaved({"a": lambda: waits.append("work")}, rounds=2)
+    assert waits == ["work", *["wait", "work", "wait"] * 2]  # the first is the warm-up
+
+
 def test_the_interval_of_a_paired_ratio_is_that_of_the_sign_test() -> None:
     ones = Timing((1.0,) * 10)
     # of 10 rounds, P(at most 1 below the median) = 11/1024 and P(at most 2) = 56/1024: the second to the ninth

@@ -134,10 +134,19 @@ def test_the_first_images_of_a_mixed_folder_are_of_all_classes(tmp_path: Path) -
     assert torch.equal(first, again)
 
 
-def test_a_published_order_is_kept(tmp_path: Path) -> None:
-    write_idx(tmp_path, packed=False)
+@pytest.mark.parametrize("python", [True, False])
+def test_the_order_of_cifar_is_kept(tmp_path: Path, python: bool) -> None:
+    write_cifar(tmp_path, python)
     for split in ("train", "test"):
         assert torch.equal(data.load_mixed(tmp_path, split).images, data.load(tmp_path, split).images)
+
+
+def test_idx_files_are_mixed_unless_they_are_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx(tmp_path, packed=False)
+    images = data.load(tmp_path)
+    assert not torch.equal(data.load_mixed(tmp_path).images, images.images)
+    monkeypatch.setattr("optcov.data.sources.FASHION_MNIST", (images.checksum,))
+    assert torch.equal(data.load_mixed(tmp_path).images, images.images)
 
 
 def save_mode(mode: str) -> Callable[[Path], None]:

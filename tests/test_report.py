@@ -233,13 +233,14 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     bundle = small_bundle()
     linear = bundle.with_schedule("linear")
     linear = linear.with_trajectories("NPR-DDPM", [Trajectory.even(linear.schedule, 5)])
+    linear = linear.with_trajectories("SN-DDPM", [Trajectory.even(linear.schedule, 7)])  # no usual number of steps
     cosine = bundle.with_schedule("cosine")
     cosine = cosine.with_trajectories("NPR-DDPM", [Trajectory.even(cosine.schedule, 5)])
     bundle = replace(bundle, trajectories=(*linear.trajectories, *cosine.trajectories))
     parts = bundle_sections(bundle, images, TINY)
     assert [name for name, _ in parts] == ["samples", "variance maps", "variances", "calibration", "trajectories"]
     sections = [make() for _, make in parts]
-    assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 2]
+    assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 3]
     write_page(tmp_path / "report.html", "tiny", sections)
     read((tmp_path / "report.html").read_text())
 

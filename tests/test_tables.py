@@ -142,6 +142,23 @@ def test_many_images_count_as_exact_wherever_they_come_from(tmp_path: Path, monk
         assert isinstance(work.reference.features(FEATURES), torch.Tensor)
 
 
+def test_a_small_reference_that_is_named_is_mixed(tmp_path: Path) -> None:
+    pixels = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, *SHAPE)
+    np.save(tmp_path / "sorted.npy", pixels.numpy())
+    found = evaluation(reference=str(tmp_path / "sorted.npy")).reference.features(FEATURES)
+    assert isinstance(found, torch.Tensor)
+    values = found[:, 0]
+    assert values.sort().values.tolist() == pytest.approx([n / 255 for n in range(100)])
+    assert 30 < 255 * float(values[:25].mean()) < 70  # 12 if they were sorted
+
+
+def test_costs_of_two_devices_are_two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = evaluation().cost_cell()
+    assert here.settings["device"] == "cpu"
+    monkeypatch.setattr("optcov.tables.evaluation.device_name", lambda device: "another")
+    assert evaluation().cost_cell().key != here.key
+
+
 def test_data_that_are_no_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"draws data in \(0.0, 1.0\); images need the range"):
         evaluation(replace(small_bundle(), data_range=(0.0, 1.0)))
@@ -155,6 +172,10 @@ def test_another_module_under_the_same_name_is_another_cell(monkeypatch: pytest.
         monkeypatch.setattr("test_tables.FEATURES", Extractor(module, "FD-mine"))
         keys.append(evaluation().distance_cell("linear", "DDIM", 3).key)
     assert keys[0] != keys[1]
+    pools = [Extractor(torch.nn.Sequential(torch.nn.MaxPool2d(n), torch.nn.Flatten()), "FD-mine") for n in (1, 2)]
+    assert pools[0].identity != pools[1].identity
+    with pytest.raises(ValueError, match="has no weights yet; call it once before"):
+        _ = Extractor(torch.nn.LazyLinear(2), "FD-mine").identity
 
 
 def test_fid_of_as_many_samples_as_the_papers_is_not_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +201,16 @@ def test_rows_that_bpd_lacks_are_refused_before_the_sweep(tmp_path: Path, method
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_that_the_bundle_cannot_score_are_refused_before_the_sweep(tmp_path: Path) -> None:
-    bare = replace(small_bundle(), network=small_bundle().network.only("npr"))
-    for table in ("bpd", "fid"):
-        with pytest.raises(ValueError, match="no head 'sn'"):
-            drained(table_run(table, evaluation(bare, methods=["SN-DDPM"]), tmp_path))
+@pytest.mark.parametrize(
+    ("table", "methods"), [("bpd", ["SN-DDPM"]), ("fid", ["SN-DDPM"]), ("peers", ["SN-DDIM"]), ("normalised", None)]
+)
+def test_rows_that_the_bundle_cannot_run_are_refused_before_the_work(
+    tmp_path: Path, table: str, methods: list[str] | None
+) -> None:
+    bare = replace(small_bundle(), network=small_bundle().network.only("npr" if methods else "none"))
+    bare = bare if methods else replace(bare, numbers=None)
+    with pytest.raises(ValueError, match="no head 'sn'" if methods else "numbers per time"):
+        drained(table_run(table, evaluation(bare, methods=methods), tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -432,6 +458,7 @@ def test_bpd_scores_both_kinds_and_judges_the_claims(tmp_path: Path) -> None:
     assert "OT A-DDPM" in names
     assert section.columns == ("K = 3", "K = 5")
     assert any("optimal trajectories" in claim.statement for claim in result.claims)
+    assert any("of other networks" in note for note in result.notes)
     npr = next(row for row in section.rows if row.name == "OT NPR-DDPM")
     assert len(npr.entries[0].details["times"]) == 3
     assert not list((tmp_path / "scratch").glob("*"))

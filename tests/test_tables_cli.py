@@ -36,7 +36,7 @@ def test_tables_are_written_and_shown_on_a_page(saved: Path, tmp_path: Path) -> 
     assert npr["entries"][0]["paper"] == 5.40
     assert shown["made_by"]["size"] == "quick"
     assert shown == json.loads((tmp_path / "bpd.json").read_text())
-    assert "noise and npr" in run("table", "cost", *options)
+    run("table", "cost", "--quick", "--bundle", saved / "small", "--out", tmp_path)
     assert {path.suffix for path in tmp_path.glob("bpd.*")} == {".md", ".csv", ".tex", ".json"}
     page = tmp_path / "report.html"
     run("report", tmp_path, "--out", page)
@@ -78,6 +78,8 @@ def test_the_best_is_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
         (("table", "cost", "--method", "DDIM"), "cost does not take --method; leave it out"),
         (("table", "cost", "--features", "nonsense"), "cost does not take --features; leave it out"),
         (("table", "peers", "--times", "5"), "peers does not take --times; leave it out"),
+        (("table", "fid", "--times", "5"), r"fid does not take --times; .* repeats, fid --optimal\)"),
+        (("table", "cost", "--data", "nowhere"), "cost does not take --data; leave it out"),
         (("table", "fid", "--target", "1"), r"fid does not take --target; leave it out \(it is for timesteps\)"),
         (("table", "fid", "--quick", "--out", __file__), "is a file; tables are kept in a directory"),
         (("frechet", "hf:", "hf:"), "hf: names no data set"),

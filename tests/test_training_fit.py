@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler
 from typer.testing import CliRunner
 
 import optcov
 from optcov import Schedule
 from optcov.bundle.weights import save_unet
+from optcov.checkpoints import import_model
 from optcov.cli import app
 from optcov.networks.unet import build_unet
 from optcov.training import TrainingError
@@ -175,8 +177,33 @@ def test_a_network_alone_is_taken_as_diffusers_trains_it(predictor):
 def test_a_part_of_what_knows_the_schedule_is_refused(predictor, tmp_path, file, whole):
     shutil.copytree(predictor / "unet", tmp_path / "unet")
     (tmp_path / file).write_text('{"format": "optcov-bundle"}')
-    with pytest.raises(ValueError, match=f"a part of the {whole} {tmp_path}; give that"):
+    for take in (open_predictor, import_model):
+        with pytest.raises(ValueError, match=f"a part of the {whole} {tmp_path}; give that"):
+            take(tmp_path / "unet")
+
+
+def test_a_part_is_known_behind_a_link_and_beside_a_scheduler_alone(predictor, tmp_path):
+    scheduler = DDPMScheduler(beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction")
+    scheduler.save_pretrained(tmp_path / "scheduler")
+    (tmp_path / "unet").symlink_to(predictor / "unet")
+    with pytest.raises(ValueError, match=f"a part of the pipeline {tmp_path}; give that"):
         open_predictor(tmp_path / "unet")
+    whole = open_predictor(tmp_path)
+    assert whole.network.parameterisation == "v_prediction"
+    assert repr(whole.schedule) != repr(Schedule.linear())
+
+
+def test_another_config_beside_a_network_does_not_matter(predictor, tmp_path):
+    shutil.copytree(predictor / "unet", tmp_path / "unet")
+    (tmp_path / "config.json").write_text("// not JSON")
+    assert repr(open_predictor(tmp_path / "unet").schedule) == repr(Schedule.linear())
+
+
+@pytest.mark.parametrize("file", ["model_index.json", "run.json", "scheduler_config.json", "config.json"])
+def test_a_schedule_is_refused_where_there_is_one(tmp_path, file):
+    (tmp_path / file).write_text('{"format": "optcov-bundle"}')
+    with pytest.raises(TrainingError, match="knows its schedule; leave --schedule out"):
+        open_predictor(tmp_path, "cosine")
 
 
 def test_an_unfinished_run_is_refused(tmp_path):

@@ -64,6 +64,8 @@ def _clock() -> float:
     """Seconds, once the GPU has done what it was given: it works on while Python goes on."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    elif torch.backends.mps.is_available():
+        torch.mps.synchronize()
     return time.perf_counter()
 
 

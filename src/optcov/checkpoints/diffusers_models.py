@@ -37,8 +37,10 @@ MAX_LENGTH, MAX_LAYERS, MAX_NUMBER = 64, 64, 2**14  # of a config: beyond any ne
 
 
 def is_diffusers(path: Path) -> bool:
-    """Whether a directory holds a model or pipeline of diffusers."""
-    return any((path / name).is_file() for name in ("model_index.json", "config.json"))
+    """Whether a directory holds a model or pipeline of diffusers; of the latter, network and scheduler will do."""
+    parts = ("unet/config.json", "scheduler/scheduler_config.json")
+    named = any((path / name).is_file() for name in ("model_index.json", "config.json"))
+    return named or all((path / name).is_file() for name in parts)
 
 
 def import_diffusers(name: str | Path, image_size: int | None = None) -> ImportedModel:
@@ -75,10 +77,23 @@ def _refuse_bundle(path: Path) -> None:
 
 def _refuse_part(path: Path) -> None:
     """The network of a pipeline alone would lose the schedule and the prediction type that lie beside it."""
-    whole = path.resolve().parent
-    kind = "pipeline" if (whole / "model_index.json").is_file() else "bundle" if _is_bundle(whole) else None
-    if kind and not (path / "model_index.json").is_file():
-        raise CheckpointError(f"it is a part of the {kind} {whole}; give that, which knows the schedule")
+    if any((path / name).is_file() for name in ("model_index.json", "scheduler_config.json")):
+        return
+    for whole in dict.fromkeys((path.absolute().parent, path.resolve().parent)):
+        kind = _kind_of_whole(whole)
+        if kind:
+            raise CheckpointError(f"it is a part of the {kind} {whole}; give that, which knows the schedule")
+
+
+def _kind_of_whole(path: Path) -> str | None:
+    if any((path / name).is_file() for name in ("model_index.json", "scheduler/scheduler_config.json")):
+        return "pipeline"
+    if (path / "run.json").is_file() and (path / "unet").is_dir():
+        return "run"
+    try:
+        return "bundle" if _is_bundle(path) else None
+    except (ValueError, OSError):  # a file of something else that happens to have the name
+        return None
 
 
 def _is_bundle(path: Path) -> bool:

@@ -91,7 +91,8 @@ def command(
     settings |= {"half": half, "calibration_samples": calibration_samples}
     state, work = this_process(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
     announce(
-        f"fits {', '.join(chosen) or 'no heads'} of {bundle.name} on images of {train.name}, measures "
+        f"fits {', '.join(chosen) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
+        f"{bundle.network.parameterisation}) on images of {train.name}, measures "
         f"{f'{measure_images} images at {len(grid)} times' if measure_images else 'nothing more'}, and writes {out}"
     )
     with resumable(work), directory_lock(work) if state.is_main_process else nullcontext():

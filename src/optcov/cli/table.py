@@ -28,9 +28,10 @@ TAKEN_BY = {  # options that change nothing in other tables
     "--samples": ("fid", "peers", "timesteps", "normalised"),
     "--features": ("fid", "peers", "timesteps", "normalised"),
     "--reference": ("fid", "peers", "timesteps", "normalised"),
-    "--images": ("bpd", "iddpm", "repeats", "fid"),
-    "--train-images": ("bpd", "iddpm", "fid"),
-    "--times": ("bpd", "iddpm", "repeats", "fid"),
+    "--images": ("bpd", "iddpm", "repeats", "fid --optimal"),
+    "--train-images": ("bpd", "iddpm", "fid --optimal"),
+    "--times": ("bpd", "iddpm", "repeats", "fid --optimal"),
+    "--data": ("fid", "peers", "timesteps", "normalised", "bpd", "iddpm", "repeats"),
     "--paper": ("fid", "peers", "timesteps", "normalised", "bpd", "cost", "repeats"),
     "--optimal": ("fid",),
     "--target": ("timesteps",),
@@ -71,7 +72,7 @@ def command(
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
-    _check_options(name, context)
+    _check_options({name, f"{name} --optimal" if optimal else name}, context)
     state = this_process()
     model, table_images, extractor = _subject(name, bundle, data, features, state.device)
     evaluation = Evaluation(
@@ -123,12 +124,14 @@ def _subject(
     return model, images, extractor
 
 
-def _check_options(table: str, context: typer.Context) -> None:
-    """Refuse an option that would change nothing."""
+def _check_options(tables: set[str], context: typer.Context) -> None:
+    """Refuse an option that would change nothing in a table, which may go by several names."""
     for option, takers in TAKEN_BY.items():
         source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
-        if source is not None and source.name == "COMMANDLINE" and table not in takers:
-            raise ValueError(f"table {table} does not take {option}; leave it out (it is for {', '.join(takers)})")
+        if source is not None and source.name == "COMMANDLINE" and not tables & set(takers):
+            raise ValueError(
+                f"table {min(tables)} does not take {option}; leave it out (it is for {', '.join(takers)})"
+            )
 
 
 def _size(quick: bool, full: bool, **changes: int | None) -> Size:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from optcov.data.arrays import load_npy, load_npz, npz_splits
-from optcov.data.cifar import find_batches, load_cifar
+from optcov.data.cifar import BATCHES, find_batches, load_cifar
 from optcov.data.folders import load_folder
 from optcov.data.huggingface import load_hub
 from optcov.data.idx import is_idx_directory, load_idx
@@ -25,6 +25,10 @@ from optcov.data.images import DataError, ImageSet
 
 SPLITS = ("train", "test", "all")
 HUB_PREFIX = "hf:"
+FASHION_MNIST = (  # checksums of its training and test images
+    "0a9ee897a7afb6dd4c155e91561cbe3e6d188ca68f163d751bffa7c99147e70d",
+    "1f464896e3773fa498975dd234ac880af8e80a48f673c4e1358207b203a3932f",
+)
 
 
 def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed: int = 0) -> ImageSet:
@@ -44,11 +48,13 @@ def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed
 def load_mixed(source: str | Path, split: str = "train") -> ImageSet:
     """The same in an order whose first images stand for all: folders and files are often sorted by class.
 
-    MNIST's family and CIFAR-10 are published in such an order; others get a random one, by their number of images.
+    Fashion-MNIST and CIFAR-10 are published in such an order (MNIST's test set begins with the easy half); others get a
+    random one, by their number of images.
     """
     images = load(source, split)
     path = Path(source)
-    if path.is_dir() and (is_idx_directory(path) or any(find_batches(path, part) for part in ("train", "test"))):
+    cifar = path.is_dir() and any(find_batches(path, part) for part in BATCHES)
+    if cifar or images.checksum in FASHION_MNIST:
         return images
     return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)))
 

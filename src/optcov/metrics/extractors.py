@@ -21,11 +21,11 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from optcov.data import DataError, ImageSet, from_8bit
 from optcov.metrics.classifier import fashion_classifier
 from optcov.metrics.statistics import MetricError
-from optcov.networks import fingerprint
 
 INCEPTION_SHA256 = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"  # inception-2015-12-05.pt
 FID = "FID"
@@ -42,14 +42,22 @@ class Extractor:
     shape: tuple[int, ...] | None = None  # (C, H, W) that the function takes; None for any
 
     def __post_init__(self) -> None:
-        if self.distance == FID and not isinstance(self.function, _Inception):
+        if self.distance.strip().upper() == FID and not isinstance(self.function, _Inception):
             raise MetricError(f"only the well-known Inception file gives {FID}; name the distance otherwise: FD-mine")
 
     @property
     def identity(self) -> str:
-        """Tells measured distances apart: the name, and of a module of yours its weights too."""
-        weights = fingerprint(self.function) if isinstance(self.function, nn.Module) else ""
-        return f"{self.distance} {weights}".strip()
+        """Tells measured distances apart: the name, and of a module of yours what it is made of."""
+        if not isinstance(self.function, nn.Module):
+            return self.distance
+        digest = hashlib.sha256(repr(self.function).encode())
+        for name, tensor in (*self.function.named_parameters(), *self.function.named_buffers()):
+            if is_lazy(tensor):
+                raise MetricError(f"the module of {self.distance} has no weights yet; call it once before")
+            values = tensor.detach().cpu().to_dense() if tensor.is_sparse else tensor.detach().cpu()
+            digest.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+            digest.update(values.flatten().contiguous().view(torch.uint8).numpy().tobytes())
+        return f"{self.distance} {digest.hexdigest()}"
 
     def check(self, shape: Sequence[int], name: str) -> None:
         """Refuse images of a shape that the function does not take, before they are drawn or read on."""

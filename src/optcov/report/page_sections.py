@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optcov import storage
-from optcov.bundle import Bundle, schedule_spec
+from optcov.bundle import Bundle, StoredTrajectory, schedule_spec
 from optcov.data import ImageSet
 from optcov.noise import batch_noise
 from optcov.report.canvas import png, times_figure
@@ -219,17 +219,18 @@ def _calibration(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -
 
 
 def _stored(bundle: Bundle) -> PageSection:
-    chosen: dict[str, dict[int, tuple[float, ...]]] = {}
+    chosen: dict[tuple[str, str], list[StoredTrajectory]] = {}
     for entry in bundle.trajectories:
-        kind = schedule_spec(entry.schedule)["kind"]
-        times = "real times" if entry.schedule.steps is None else f"{entry.schedule.steps} times"
-        name = f"{entry.method}, {kind}, {times}"
-        chosen.setdefault(name, {})[len(entry.trajectory)] = entry.trajectory.times
+        chosen.setdefault((entry.method, repr(entry.schedule)), []).append(entry)
     pictures = []
-    for name, by_length in chosen.items():
-        shown = {f"K = {K}": by_length[K] for K in (5, 10, 25, 50, 100) if K in by_length}
-        if shown:
-            pictures.append(picture(png(times_figure(shown, name)), f"Optimal times stored in the bundle: {name}"))
+    for entries in chosen.values():
+        schedule = entries[0].schedule
+        times = "real times" if schedule.steps is None else f"{schedule.steps} times"
+        name = f"{entries[0].method}, {schedule_spec(schedule)['kind']}, {times}"
+        by_length = {len(entry.trajectory): entry.trajectory.times for entry in entries}
+        usual = [K for K in (5, 10, 25, 50, 100) if K in by_length] or sorted(by_length)[-5:]
+        shown = {f"K = {K}": by_length[K] for K in usual}
+        pictures.append(picture(png(times_figure(shown, name)), f"Optimal times stored in the bundle: {name}"))
     return PageSection("Stored trajectories", "".join(pictures))
 
 

@@ -42,11 +42,17 @@ CLAIMS = {
 
 def fid_cells(evaluation: Evaluation) -> dict[Key, Cell]:
     """The cells of tab:fid along even trajectories."""
+    groups = {name: _groups(evaluation, name) for name in evaluation.schedules}
+    evaluation.check_rows([row for found in groups.values() for row in _names(found)])
+    return _possible_cells(evaluation, groups)
+
+
+def _possible_cells(evaluation: Evaluation, groups: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[Key, Cell]:
+    """Of the rows that were asked for, by schedule, what the bundle can run; an error says why if that is nothing."""
     cells: dict[Key, Cell] = {}
     reasons = []
-    evaluation.check_rows([row for name in evaluation.schedules for row in _names(_groups(evaluation, name))])
-    for schedule in evaluation.schedules:
-        for method in filter(evaluation.wants, _names(_groups(evaluation, schedule))):
+    for schedule, found in groups.items():
+        for method in filter(evaluation.wants, _names(found)):
             reason = evaluation.missing(schedule, method)
             if reason:
                 reasons.append(reason)
@@ -86,14 +92,9 @@ def fid_work(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool) -
 
 def peers_cells(evaluation: Evaluation) -> dict[Key, Cell]:
     """The cells of the table of peers, on the discrete schedules: diffusers knows no other."""
-    cells = {}
     evaluation.check_rows(_names(PEERS))
-    for schedule in _for_peers(evaluation):
-        for method in filter(evaluation.wants, _names(PEERS)):
-            for K in evaluation.distance_steps(schedule):
-                if not (evaluation.missing(schedule, method) or _stride_misses(evaluation, schedule, method, K)):
-                    cells[schedule, method, K] = evaluation.distance_cell(schedule, method, K)
-    return cells
+    cells = _possible_cells(evaluation, dict.fromkeys(_for_peers(evaluation), PEERS))
+    return {key: cell for key, cell in cells.items() if not _stride_misses(evaluation, *key)}
 
 
 def peers_plan(evaluation: Evaluation, cells: Mapping[Key, Cell]) -> Plan[TableResult]:

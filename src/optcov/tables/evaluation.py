@@ -97,8 +97,8 @@ class Evaluation:
 
     @property
     def paper_caveat(self) -> tuple[str, ...]:
-        """What to know of the paper's numbers beside ours, unless the network is the paper's."""
-        if self.bundle.name in SOURCES:
+        """What to know of the paper's numbers beside ours, if there are any and the network is not the paper's."""
+        if self.bundle.name in SOURCES or not any(self.paper_setting(name) for name in self.schedules):
             return ()
         return ("The paper's numbers are of other networks, and of their data: compare orderings, not values.",)
 

@@ -54,7 +54,7 @@ def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableR
     few = [d for d in _to_npr(results, "range", "ET") if d[0] <= 100]
     claims = (judge(statement, [difference for _, difference in few]),)
     title = f"Improved DDPM beside NPR-DDPM, even trajectories, {evaluation.bundle.name}"
-    return TableResult("iddpm", title, "bits/dim", tuple(sections), _notes(evaluation, cells), claims)
+    return TableResult("iddpm", title, "bits/dim", tuple(sections), _notes(evaluation, cells, chosen=False), claims)
 
 
 def repeats_cells(evaluation: Evaluation) -> dict[tuple[str, int], Cell]:
@@ -197,14 +197,19 @@ def _bits(rows: list[Any], design: str) -> float | None:
 
 
 def _notes(
-    evaluation: Evaluation, cells: Mapping[Any, Cell], error: str | None = "a standard error over groups of images"
+    evaluation: Evaluation,
+    cells: Mapping[Any, Cell],
+    error: str | None = "a standard error over groups of images",
+    chosen: bool = True,
 ) -> tuple[str, ...]:
+    """chosen: the table has optimal trajectories."""
     settings = next(iter(cells.values())).settings
     embedded, others = evaluation.images.embedded, settings["train_images"]
     scored = f"{settings['images']} {'' if embedded else 'test images '}of {evaluation.images.name}"
-    chosen = f", trajectories chosen on {others} {'others' if embedded else 'training images'}" if others else ""
+    kind = "others" if embedded else "training images"
+    by = f", trajectories chosen on {others} {kind}" if others and chosen else ""
     return (
-        f"{scored}{chosen}, {settings['times']} times; the variance of the last step is the paper's, the normal CDF "
+        f"{scored}{by}, {settings['times']} times; the variance of the last step is the paper's, the normal CDF "
         f"exact{f'; ± is {error}' if error else ''}.",
         "Differences behind the claims are of the same images and noise.",
         *evaluation.paper_caveat,

@@ -34,6 +34,9 @@ def normalised_work(evaluation: Evaluation) -> float:
 
 def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
     """Distances at equal time: fewer steps for methods with a head; and Gotta Go Fast at equal evaluations."""
+    reasons = [reason for schedule in evaluation.schedules if (reason := _none_possible(evaluation, schedule))]
+    if len(reasons) == len(evaluation.schedules):
+        raise ValueError(reasons[0])
     cost = yield from one(evaluation.cost_cell())
     ratios = {"npr": cost_ratio(cost, "npr"), "sn": cost_ratio(cost, "sn")}
     sections = []
@@ -67,8 +70,18 @@ def _pairs(evaluation: Evaluation) -> list[tuple[str, int]]:
     return found
 
 
+def _process(evaluation: Evaluation, schedule: str) -> str:
+    return "DDPM" if schedule in evaluation.discrete_schedules else "DPM"
+
+
+def _none_possible(evaluation: Evaluation, schedule: str) -> str | None:
+    """Why the bundle can run none of the methods; None if it can run any."""
+    reasons = [evaluation.missing(schedule, f"{name}-{_process(evaluation, schedule)}") for name in ("A", "NPR", "SN")]
+    return reasons[0] if all(reasons) else None
+
+
 def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Plan[Section]:
-    process = "DDPM" if schedule in evaluation.discrete_schedules else "DPM"
+    process = _process(evaluation, schedule)
     lengths = [K for name, K in _pairs(evaluation) if name == schedule]
     setting = evaluation.paper_setting(schedule)
     methods = {f"A-{process}": 1.0} | {f"{head.upper()}-{process}": ratio for head, ratio in ratios.items()}

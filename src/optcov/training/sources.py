@@ -12,9 +12,12 @@ from optcov.bundle import Bundle, load
 from optcov.bundle.imported import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
+from optcov.checkpoints.diffusers_models import is_diffusers
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument
 from optcov.training.config import TrainingError
 from optcov.training.stage1 import make_schedule
+
+TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/scheduler_config.json")  # a schedule
 
 
 def open_predictor(source: Path, schedule: str | None = None, half: bool = False) -> Bundle:
@@ -25,35 +28,31 @@ def open_predictor(source: Path, schedule: str | None = None, half: bool = False
     be fitted on the rounded weights.
     """
     source = Path(source)
-    if (source / "model_index.json").is_file():
-        return _imported(import_model(source), half)
+    if schedule is not None and (_is_bundle(source) or any((source / name).is_file() for name in TELLING)):
+        raise TrainingError(f"{source} knows its schedule; leave --schedule out")
     if (source / "run.json").is_file():
         return _from_run(source, half)
-    if not (source / "config.json").is_file():
-        raise TrainingError(
-            f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
-            f"run.json, config.json or model_index.json (of the hub: optcov import NAME --out DIR, then fit DIR)"
-        )
-    config = read_json(source / "config.json")
-    if isinstance(config, dict) and config.get("format") == "optcov-bundle":
+    if _is_bundle(source):
         return load(source)
-    if (source.resolve().parent / "run.json").is_file():
-        raise TrainingError(
-            f"{source} is a part of the run {source.parent}; give that, which knows the schedule of the training"
-        )
-    return _alone(import_model(source), schedule, half)
+    if is_diffusers(source):
+        return _imported(import_model(source), schedule, half)
+    raise TrainingError(
+        f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
+        f"run.json, config.json or model_index.json (of the hub: optcov import NAME --out DIR, then fit DIR)"
+    )
 
 
-def _alone(model: ImportedModel, name: str | None, half: bool) -> Bundle:
-    """A unet on a schedule that it does not tell itself: at discrete times it counts from 0 as in diffusers."""
-    if name is not None:
-        schedule = make_schedule(name)
-        argument = model.time_argument if schedule.steps else TimeArgument.continuous()
-        model = replace(model, schedule=schedule, time_argument=argument)
-    return _imported(model, half)
+def _is_bundle(source: Path) -> bool:
+    config = read_json(source / "config.json") if (source / "config.json").is_file() else None
+    return isinstance(config, dict) and config.get("format") == "optcov-bundle"
 
 
-def _imported(model: ImportedModel, half: bool) -> Bundle:
+def _imported(model: ImportedModel, schedule: str | None, half: bool) -> Bundle:
+    """schedule: of a unet that does not tell its own; at discrete times it counts from 0 as in diffusers."""
+    if schedule is not None:
+        times = make_schedule(schedule)
+        argument = model.time_argument if times.steps else TimeArgument.continuous()
+        model = replace(model, schedule=times, time_argument=argument)
     bundle = bundle_of(model)
     return bundle.rounded() if half else bundle
 
