@@ -43,6 +43,14 @@ def is_diffusers(path: Path) -> bool:
     return named or all((path / name).is_file() for name in parts)
 
 
+def is_bundle(path: Path) -> bool:
+    """Whether a directory holds a bundle, which this layer knows by its config alone."""
+    if not (path / "config.json").is_file():
+        return False
+    config = _read_config(path / "config.json")
+    return isinstance(config, dict) and config.get("format") == "optcov-bundle"
+
+
 def import_diffusers(name: str | Path, image_size: int | None = None) -> ImportedModel:
     """Import a directory of diffusers, or download a name of the hub first.
 
@@ -71,7 +79,7 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
 
 def _refuse_bundle(path: Path) -> None:
     """A bundle has a network of diffusers inside, but keeps the schedule of it in its own way."""
-    if _is_bundle(path):
+    if is_bundle(path):
         raise CheckpointError("it is a bundle already; use it as it is")
 
 
@@ -91,16 +99,9 @@ def _kind_of_whole(path: Path) -> str | None:
     if (path / "run.json").is_file() and (path / "unet").is_dir():
         return "run"
     try:
-        return "bundle" if _is_bundle(path) else None
+        return "bundle" if is_bundle(path) else None
     except (ValueError, OSError):  # a file of something else that happens to have the name
         return None
-
-
-def _is_bundle(path: Path) -> bool:
-    if not (path / "config.json").is_file():
-        return False
-    config = _read_config(path / "config.json")
-    return isinstance(config, dict) and config.get("format") == "optcov-bundle"
 
 
 def _read_config(path: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from optcov.methods import PEER_METHODS, find_method
+from optcov.metrics.extractors import FID
 from optcov.solvers import PEERS as SCHEDULERS
 from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import judge, lower_in_all, lower_rows
@@ -116,7 +117,7 @@ def distance_entry(result: Result, paper: float | None = None) -> Entry:
 
 
 def _as_in_paper(distance: str, samples: int) -> bool:
-    return distance == "FID" and samples >= int(published("settings")["common"]["fid_samples"])
+    return distance == FID and samples >= int(published("settings")["common"]["fid_samples"])
 
 
 def notes(evaluation: Evaluation) -> tuple[str, ...]:
@@ -130,7 +131,7 @@ def notes(evaluation: Evaluation) -> tuple[str, ...]:
     ]
     if "vp_sde" in evaluation.schedules:
         found.append("Euler-Maruyama and probability flow step as score_sde's code does, which the paper ran.")
-    if name == "FID":
+    if name == FID:
         found += [] if plain else ["The paper's FID is of 50,000 samples, and not extrapolated."]
         found += evaluation.paper_caveat
     else:

@@ -12,12 +12,13 @@ from optcov.bundle import Bundle, load
 from optcov.bundle.imported import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
-from optcov.checkpoints.diffusers_models import is_diffusers
+from optcov.checkpoints.diffusers_models import is_bundle, is_diffusers
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument
 from optcov.training.config import TrainingError
 from optcov.training.stage1 import make_schedule
 
-TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/scheduler_config.json")  # a schedule
+# files by which a directory tells its schedule
+TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/scheduler_config.json")
 
 
 def open_predictor(source: Path, schedule: str | None = None, half: bool = False) -> Bundle:
@@ -28,11 +29,11 @@ def open_predictor(source: Path, schedule: str | None = None, half: bool = False
     be fitted on the rounded weights.
     """
     source = Path(source)
-    if schedule is not None and (_is_bundle(source) or any((source / name).is_file() for name in TELLING)):
+    if schedule is not None and (is_bundle(source) or any((source / name).is_file() for name in TELLING)):
         raise TrainingError(f"{source} knows its schedule; leave --schedule out")
     if (source / "run.json").is_file():
         return _from_run(source, half)
-    if _is_bundle(source):
+    if is_bundle(source):
         return load(source)
     if is_diffusers(source):
         return _imported(import_model(source), schedule, half)
@@ -40,11 +41,6 @@ def open_predictor(source: Path, schedule: str | None = None, half: bool = False
         f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
         f"run.json, config.json or model_index.json (of the hub: optcov import NAME --out DIR, then fit DIR)"
     )
-
-
-def _is_bundle(source: Path) -> bool:
-    config = read_json(source / "config.json") if (source / "config.json").is_file() else None
-    return isinstance(config, dict) and config.get("format") == "optcov-bundle"
 
 
 def _imported(model: ImportedModel, schedule: str | None, half: bool) -> Bundle:
