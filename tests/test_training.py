@@ -30,10 +30,11 @@ from optcov.training import (
     UNetShape,
     new_heads,
 )
-from optcov.training.batches import draw_times, step_generator
+from optcov.training.batches import Labels, NoiseLevels, draw_times, step_generator
 from optcov.training.checkpoint import Checkpoint, CheckpointStore
 from optcov.training.losses import noise_loss, squared_error
 from optcov.training.score import SampleScore, ScoreSettings
+from optcov.training.stage1 import train_noise_predictor
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
 
@@ -119,6 +120,22 @@ def test_the_noise_objective_is_the_mean_square_over_pixels():
     assert torch.allclose(NoiseObjective(network)(batch), expected)
 
 
+@pytest.mark.parametrize("kind", ["sample", "v_prediction"])
+def test_the_objective_compares_what_the_network_predicts(kind):
+    network = tiny_network()
+    network = HeadedNetwork(network.backbone, network.schedule, parameterisation=kind)
+    batch = Batches(images(), network.schedule, 4)(1)
+    x_t = ForwardProcess(network.schedule).diffuse(batch.x_0, batch.times, batch.noise)
+    output = network.features(x_t, batch.times).output
+    signal, noise = (
+        level(batch.times).sqrt().float()[:, None, None, None]
+        for level in (network.schedule.alpha_bar, network.schedule.beta_bar)
+    )
+    target = batch.x_0 if kind == "sample" else signal * batch.noise - noise * batch.x_0
+    expected = (target - output).square().flatten(1).mean(1)
+    assert torch.allclose(NoiseObjective(network)(batch), expected, rtol=1e-5)
+
+
 # batches
 
 
@@ -149,6 +166,50 @@ def test_times_are_stratified_over_the_training_range():
     assert int(counts[0]) == 0
     assert int(counts[1:].min()) >= 3
     assert int(steps.max()) == 1000
+
+
+@pytest.mark.parametrize("schedule", [Schedule.vp_sde(), Schedule.linear()])
+def test_noise_levels_are_normal_inside_the_schedule(schedule):
+    levels = NoiseLevels(mean=-0.8, std=1.6)
+    times = draw_times(schedule, 4000, step_generator(0, "test", 2), levels)
+    log_sigma = -schedule.log_snr(times).numpy() / 2
+    quantiles = np.quantile(log_sigma, [0.1, 0.5, 0.9])
+    assert quantiles == pytest.approx([-0.8 - 1.2816 * 1.6, -0.8, -0.8 + 1.2816 * 1.6], abs=0.02)
+    assert float(times.min()) >= (1 if schedule.steps else 1e-5)
+    assert float(times.max()) <= schedule.final_time
+
+
+def test_a_share_of_the_labels_is_left_out():
+    source = ImageSet(images(40).images, torch.arange(40) % 10)
+    batches = Batches(source, Schedule.vp_sde(), 40, labels=Labels(10, 0.25))
+    found = torch.cat([batches(step).condition["class_labels"] for step in range(1, 26)])
+    assert abs(float((found == 10).double().mean()) - 0.25) < 0.05  # 1,000 draws: 3.6 standard errors
+    kept = batches(1).condition["class_labels"]
+    own = source.labels[batches._indices(1)]
+    assert bool(((kept == own) | (kept == 10)).all())
+    part = batches(1).part(1, 2)
+    assert torch.equal(part.condition["class_labels"], kept[20:])
+
+
+def test_labels_that_do_not_fit_are_refused():
+    with pytest.raises(TrainingError, match="no labels"):
+        Batches(images(), Schedule.vp_sde(), 4, labels=Labels(10))
+    with pytest.raises(TrainingError, match="labels run from 0 to 9, but 5 classes are 0 to 4"):
+        Batches(ImageSet(images(40).images, torch.arange(40) % 10), Schedule.vp_sde(), 4, labels=Labels(5))
+
+
+def test_a_class_conditional_unet_is_trained_on_labels(tmp_path):
+    source = ImageSet(images(40).images, torch.arange(40) % 3)
+    shape = UNetShape((8, 8), 1, 0, 4, 8, classes=3)
+    config = TrainingConfig(steps=2, batch_size=4)
+    options = {"prediction_type": "v_prediction", "levels": NoiseLevels()}
+    list(train_noise_predictor(source, tmp_path, config, shape, flip=False, **options))
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["prediction_type"], run["network"]["classes"]) == ("v_prediction", 3)
+    assert json.loads((tmp_path / "unet" / "config.json").read_text())["num_class_embeds"] == 4
+    other = ImageSet(source.images, (torch.arange(40) + 1) % 3)
+    with pytest.raises(TrainingError, match="holds a training with labels"):
+        list(train_noise_predictor(other, tmp_path, config, shape, flip=False, **options))
 
 
 def test_flips_are_mirror_images():

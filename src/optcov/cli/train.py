@@ -35,6 +35,12 @@ def command(
     head_dim: int = typer.Option(32, help="Channels per attention head."),
     dropout: float = typer.Option(0.0, help="Dropout in the residual blocks."),
     flip: bool = typer.Option(True, help="Mirror images at random."),
+    labels: int = typer.Option(0, help="Condition on the labels of so many classes; 0: do not."),
+    empty_share: float = typer.Option(0.1, help="Share of labels left out, so that guidance works later."),
+    prediction: str = typer.Option("epsilon", help="What the network predicts: epsilon, sample or v_prediction."),
+    levels: str = typer.Option(
+        "uniform", help="Times: uniform, or normal (log of noise over signal is normal, as in EDM)."
+    ),
     split: str = typer.Option("train", help="Split of the data."),
     seed: int = typer.Option(0, help="Seed of weights, order, times and noise."),
     checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
@@ -51,6 +57,7 @@ def command(
     """Train a noise predictor (stage 1)."""
     from optcov import data as image_data
     from optcov import storage
+    from optcov.training.batches import NoiseLevels
     from optcov.training.config import TrainingConfig
     from optcov.training.score import ScoreSettings
     from optcov.training.stage1 import UNetShape, train_noise_predictor
@@ -69,14 +76,29 @@ def command(
         keep_every=keep_every,
     )
     shape = UNetShape(
-        tuple(numbers(channels, "--channels", "32,64,96")), layers, attention_levels, groups, head_dim, dropout
+        tuple(numbers(channels, "--channels", "32,64,96")), layers, attention_levels, groups, head_dim, dropout, labels
     )
+    if levels not in ("uniform", "normal"):
+        raise ValueError(f"--levels {levels!r} is neither uniform nor normal")
     images = image_data.load(data, split)
     score = ScoreSettings(score_samples, score_steps, features=score_features, seed=seed) if score_samples else None
     heads = names(joint_heads)
     announce(f"trains a noise predictor on {len(images)} images of {images.name}, {schedule}, {steps} steps, to {out}")
     with resumable(out):
-        show(train_noise_predictor(images, out, config, shape, schedule, flip, score, heads), steps, "stage 1")
+        records = train_noise_predictor(
+            images,
+            out,
+            config,
+            shape,
+            schedule,
+            flip,
+            score,
+            heads,
+            prediction_type=prediction,
+            levels=NoiseLevels() if levels == "normal" else None,
+            empty_share=empty_share,
+        )
+        show(records, steps, "stage 1")
     if json:
         print_json({"unet": str(out / "unet"), "run": storage.read_json(out / "run.json")})
         return

@@ -73,10 +73,10 @@ class Backbone(nn.Module):
         activation = "conv_act" if hasattr(module, "conv_act") else None
         return Backbone(module, tap="conv_norm_out", time_embedding="time_embedding", activation=activation)
 
-    def forward(self, x: Tensor, time: Tensor) -> BackboneOutput:
-        """Run the module once: x (B, C, *D), time argument (B,)."""
+    def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> BackboneOutput:
+        """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
         with self._taps() as seen:
-            raw = self.module(x, time)
+            raw = self.module(x, time, **condition)
         if "features" not in seen:
             raise ValueError(
                 f"the module {self.tap!r} did not run in the forward pass, so its input could not be read; "

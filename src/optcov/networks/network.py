@@ -78,15 +78,15 @@ class HeadedNetwork(nn.Module):
         other.heads = heads
         return other.train(self.training)
 
-    def forward(self, x_t: Tensor, t: Time) -> NoisePrediction:
+    def forward(self, x_t: Tensor, t: Time, **condition: Tensor) -> NoisePrediction:
         """Predict noise and heads at x_t (B, *D) and t, a number or (B,), a time of `self.schedule`."""
-        return self.predict_from(self.features(x_t, t), x_t, t)
+        return self.predict_from(self.features(x_t, t, **condition), x_t, t)
 
-    def features(self, x_t: Tensor, t: Time) -> BackboneOutput:
+    def features(self, x_t: Tensor, t: Time, **condition: Tensor) -> BackboneOutput:
         """Run the backbone once, without the heads."""
         x_t = self._unit_power(x_t, t)
         argument = self.arguments(t).to(x_t.device).expand(len(x_t))
-        output: BackboneOutput = self.backbone(x_t, argument)
+        output: BackboneOutput = self.backbone(x_t, argument, **condition)
         channels = x_t.shape[1] * (2 if self.learned_range else 1)
         if output.output.shape[1] != channels:
             raise ValueError(

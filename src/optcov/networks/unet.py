@@ -16,9 +16,13 @@ def build_unet(
     groups: int = 8,
     head_dim: int = 32,
     dropout: float = 0.0,
+    classes: int = 0,
     seed: int = 0,
 ) -> nn.Module:
-    """A fresh UNet2DModel for images (C, H, W), with attention at its lowest levels; weights depend on the seed."""
+    """A fresh UNet2DModel for images (C, H, W), with attention at its lowest levels; weights depend on the seed.
+
+    classes: how many labels it is conditioned on; one more, the last, stands for no label. 0: it takes no label.
+    """
     from diffusers import UNet2DModel  # seconds to import
 
     colours, height, width = image_shape
@@ -43,5 +47,6 @@ def build_unet(
             norm_num_groups=groups,
             attention_head_dim=head_dim,
             dropout=dropout,
+            num_class_embeds=classes + 1 if classes else None,
         )
     return unet

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from optcov.forward import ForwardProcess
+from optcov.gaussian import weighted_sum
 from optcov.networks import BackboneOutput, HeadedNetwork
 from optcov.training.batches import Batch
 from optcov.training.config import TrainingError
@@ -21,7 +22,7 @@ LOSSES = ("gamma", "mse")
 
 @final
 class NoiseObjective(nn.Module):
-    """Stage 1: the squared error of the predicted noise (Eq. 7)."""
+    """Stage 1: the squared error of what the network predicts: the noise (Eq. 7), the clean image or the velocity."""
 
     def __init__(self, network: HeadedNetwork):
         super().__init__()
@@ -31,9 +32,17 @@ class NoiseObjective(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Loss per sample."""
         x_t = self.process.diffuse(batch.x_0, batch.times, batch.noise)
-        output = self.network.features(x_t, batch.times)
-        predicted = self.network.noise_from(output, x_t, batch.times)
-        return noise_loss(batch.noise, predicted) / batch.noise[0].numel()
+        output = self.network.features(x_t, batch.times, **batch.condition).output
+        return squared_error(self._target(batch), output) / batch.noise[0].numel()
+
+    def _target(self, batch: Batch) -> Tensor:
+        schedule, kind = self.network.schedule, self.network.parameterisation
+        if kind == "epsilon":
+            return batch.noise
+        if kind == "sample":
+            return batch.x_0
+        signal, noise = schedule.alpha_bar(batch.times).sqrt(), schedule.beta_bar(batch.times).sqrt()
+        return weighted_sum(signal, batch.noise, -noise, batch.x_0)
 
 
 @final
@@ -101,7 +110,7 @@ class JointObjective(nn.Module):
 def look(network: HeadedNetwork, process: ForwardProcess, batch: Batch) -> tuple[Situation, BackboneOutput]:
     """One forward pass of the backbone: what the targets may look at, and what the heads read."""
     x_t = process.diffuse(batch.x_0, batch.times, batch.noise)
-    output = network.features(x_t, batch.times)
+    output = network.features(x_t, batch.times, **batch.condition)
     predicted = network.noise_from(output, x_t, batch.times).detach()
     return Situation(batch, x_t, predicted, process, network), output
 

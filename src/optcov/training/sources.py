@@ -61,15 +61,17 @@ def _from_run(source: Path, half: bool) -> Bundle:
         raise TrainingError(f"{source / 'run.json'} does not name the schedule of the training")
     names = [str(name) for name in run.get("joint_heads", [])]
     # heads belong to the weights that they were trained with, so these are not rounded
-    bundle = _as_bundle(load_unet(source / "unet"), run["schedule"], source.name, {"stage1": run}, half and not names)
+    bundle = _as_bundle(load_unet(source / "unet"), run, source.name, half and not names)
     heads = {name: load_head(source / "heads" / f"{name}.safetensors", bundle.backbone) for name in names}
     return bundle.with_heads(heads, bundle.backbone)
 
 
-def _as_bundle(unet: nn.Module, schedule: str, name: str, provenance: dict[str, Any], half: bool) -> Bundle:
+def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> Bundle:
     config: Any = unet.config
     size = config.sample_size
     height, width = (size, size) if isinstance(size, int) else size
-    network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule)).eval()
-    bundle = Bundle(network, (config.in_channels, height, width), name=name, provenance=provenance)
+    network = HeadedNetwork(
+        Backbone.unet(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
+    ).eval()
+    bundle = Bundle(network, (config.in_channels, height, width), name=name, provenance={"stage1": run})
     return bundle.rounded() if half else bundle

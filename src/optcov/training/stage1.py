@@ -8,6 +8,7 @@ unet/           the averaged weights, as diffusers reads them, once the last ste
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from optcov.data import ImageSet
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.networks.unet import build_unet
 from optcov.schedule import Schedule
-from optcov.training.batches import Batches
+from optcov.training.batches import Batches, Labels, NoiseLevels
 from optcov.training.config import TrainingConfig, TrainingError
 from optcov.training.heads import new_heads
 from optcov.training.loop import StepRecord, Training
@@ -41,9 +42,17 @@ class UNetShape:
     groups: int = 8
     head_dim: int = 32
     dropout: float = 0.0
+    classes: int = 0  # labels it is conditioned on; 0: none
 
     def __post_init__(self) -> None:
-        smallest = {"channels": 1, "layers_per_block": 1, "attention_levels": 0, "groups": 1, "head_dim": 1}
+        smallest = {
+            "channels": 1,
+            "layers_per_block": 1,
+            "attention_levels": 0,
+            "groups": 1,
+            "head_dim": 1,
+            "classes": 0,
+        }
         for name, least in smallest.items():
             value = getattr(self, name)
             if min(value if name == "channels" else (value,), default=0) < least:
@@ -66,6 +75,18 @@ def make_schedule(name: str) -> Schedule:
     return SCHEDULES[name]()
 
 
+def _settings(shape: UNetShape) -> dict[str, Any]:
+    """The shape as a run records it; without classes, as runs before there were any."""
+    known = {**asdict(shape), "channels": list(shape.channels)}
+    return known if shape.classes else {name: value for name, value in known.items() if name != "classes"}
+
+
+def label_checksum(images: ImageSet) -> str:
+    """SHA-256 of the labels, in hexadecimal; of nothing where there are none."""
+    labels = torch.empty(0, dtype=torch.int64) if images.labels is None else images.labels
+    return hashlib.sha256(labels.numpy().tobytes()).hexdigest()
+
+
 def train_noise_predictor(
     images: ImageSet,
     directory: Path,
@@ -75,25 +96,35 @@ def train_noise_predictor(
     flip: bool = True,
     score: ScoreSettings | None = None,
     joint_heads: Sequence[str] = (),
+    *,
+    prediction_type: str = "epsilon",
+    levels: NoiseLevels | None = None,
+    empty_share: float = 0.1,
 ) -> Iterator[StepRecord]:
     """Train, or go on training, in a directory; yields a record after each step, and writes unet/ at the end.
 
     score: judge each checkpoint by samples, and end with the weights of the best one instead of the last.
     joint_heads: train these residual heads together with the noise predictor; they end in heads/.
+    prediction_type: "epsilon", "sample" or "v_prediction". levels: draw these noise levels instead of uniform times.
+    empty_share: share of labels left out, if the shape has classes.
     """
     directory = Path(directory)
     unet = build_unet(images.shape, **asdict(shape), seed=config.seed)
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs, and no slower elsewhere
-    network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule))
+    network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule), parameterisation=prediction_type)
+    labels = Labels(shape.classes, empty_share) if shape.classes else None
     identity: dict[str, Any] = {
         "data": {"name": images.name, "images": len(images), "checksum": images.checksum},
-        "network": {**asdict(shape), "channels": list(shape.channels)},
+        "network": _settings(shape),
         "schedule": schedule,
         "flip": flip,
         "score": None if score is None else asdict(score),
         **({"joint_heads": sorted(joint_heads)} if joint_heads else {}),
+        **({"prediction_type": prediction_type} if prediction_type != "epsilon" else {}),
+        **({"levels": asdict(levels)} if levels else {}),
+        **({"empty_share": empty_share, "labels": label_checksum(images)} if labels else {}),
     }
-    batches = Batches(images, network.schedule, config.batch_size, config.seed, flip)
+    batches = Batches(images, network.schedule, config.batch_size, config.seed, flip, levels, labels)
     scorer = None if score is None else SampleScore(network, images, score)
     example = images.unit(torch.arange(1))
     tasks = new_heads(network, example, joint_heads, "residual", seed=config.seed) if joint_heads else {}
