@@ -21,35 +21,33 @@ from torch import Tensor
 
 from optcov import bundle
 from optcov.bundle import Bundle
+from optcov.covariances import Analytic, Covariance, Residual
 from optcov.data import ImageSet, load, to_8bit
-from optcov.estimators import Analytic, Estimator, Residual, noise_to_signal
-from optcov.gaussian import Covariance, Diagonal
+from optcov.gaussian import Diagonal
 from optcov.metrics import Distance, FeatureStatistics, find_extractor, jackknife_error, measure_frechet
-from optcov.prediction import NoisePrediction
+from optcov.prediction import Prediction
 from optcov.sampling import Step, generate
-from optcov.schedule import Schedule, Time
 
 METHOD = "NPR-DDPM"
 
 
 @final
-class Parts(Estimator):
+class Parts(Covariance):
     """NPR's variance with its level or its pattern taken from the analytic one."""
 
     def __init__(self, model: Bundle, *, own_level: bool, own_pattern: bool):
         self._mean_square_noise = model.per_time("mean_square_noise")
         self._own_level, self._own_pattern = own_level, own_pattern
 
-    def second_moment(self, prediction: NoisePrediction, schedule: Schedule, t: Time) -> Covariance:
-        covariance = Residual().second_moment(prediction, schedule, t)
-        v = covariance.diagonal(prediction.noise)
+    def second_moment(self, prediction: Prediction) -> Diagonal:
+        v = prediction.head_in_clean_units("npr")
         own = v.mean(dim=(1, 2, 3), keepdim=True)
-        analytic = noise_to_signal(schedule, t) * (1 - self._mean_square_noise(t))
+        analytic = prediction.factor("noise") * (1 - self._mean_square_noise(prediction.t))
         level = own if self._own_level else analytic.to(v)
         return Diagonal(v / own * level if self._own_pattern else level.expand_as(v))
 
 
-DESIGNS: dict[str, Callable[[Bundle], Estimator]] = {
+DESIGNS: dict[str, Callable[[Bundle], Covariance]] = {
     "analytic": lambda model: Analytic(model.per_time("mean_square_noise")),
     "NPR": lambda model: Residual(),
     "NPR's pattern": lambda model: Parts(model, own_level=False, own_pattern=True),
@@ -57,7 +55,7 @@ DESIGNS: dict[str, Callable[[Bundle], Estimator]] = {
 }
 
 
-def draw(model: Bundle, design: Estimator, options: argparse.Namespace) -> tuple[Tensor, float]:
+def draw(model: Bundle, design: Covariance, options: argparse.Namespace) -> tuple[Tensor, float]:
     """Images (B, *D), and the mean variance of the last step that is not capped."""
     process = model.reverse_process(METHOD, covariance=design)
     trajectory = model.trajectory(options.steps)

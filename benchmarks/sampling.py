@@ -64,7 +64,7 @@ def steps(bundle: Bundle, batch: int) -> dict[str, Work]:
 
         @torch.no_grad()
         def once() -> object:
-            return process.step_from(process.predict(x_t, 500), x_t, 500, 400).sample(noise)
+            return process.step_from(process.predict(x_t, 500), 400).sample(noise)
 
         return once
 

@@ -21,7 +21,7 @@ from optcov.networks import Backbone, HeadedNetwork
 from optcov.networks.unet import build_unet
 from optcov.training import Batch, HeadObjective, new_heads
 from optcov.training.closed_form import Rows, apply, log_estimate, transposed_product
-from optcov.training.objectives import look
+from optcov.training.objectives import observe
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ def scoring_pass(network: HeadedNetwork, process: ForwardProcess, batch: Batch) 
 
     @torch.no_grad()
     def score() -> None:
-        situation, output = look(network, process, batch)
+        example, output = observe(network, process, batch)
         inputs = heads["sn"].inputs(output.features)
-        regressions = {name: task.target(situation) for name, task in tasks.items()}
-        rows = Rows(inputs, situation.predicted, batch.times, situation.log_snr, regressions)
+        regressions = {name: task.regression(example) for name, task in tasks.items()}
+        rows = Rows(inputs, example.prediction.noise, batch.times, example.log_snr, regressions)
         for name, head in heads.items():
             log_g = log_estimate(head, rows, regressions[name], apply(head, rows, weights))
             transposed_product(head, rows, regressions[name].target * torch.exp(-log_g) - 1)

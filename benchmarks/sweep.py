@@ -68,7 +68,7 @@ def measure(repeats: int, loop_steps: int, channels_last: bool) -> None:
     schedule = Schedule.linear(T)
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
     grid = TimeGrid(process.forward, range(1, T + 1))
-    sums = Sums(process, grid, DesignSet(["npr"], process.forward), ["paper"], "exact", 8, images[0].numel())
+    sums = Sums(process, grid, DesignSet(["npr"], process.forward, {}), ["paper"], "exact", 8, images[0].numel())
     group = torch.arange(BATCH) % 8
 
     def sweep() -> None:

@@ -32,8 +32,8 @@ def test_a_diffusers_pipeline_samples_by_sn_ddim(run, tmp_path):
     assert plain.tobytes() != ours.tobytes()
 
 
-def test_a_new_estimator_is_scored(run):
-    bits = [float(value) for value in re.findall(r"share \d\.\d: (\d+\.\d+) bits/dim", run("new_estimator"))]
+def test_a_new_covariance_is_scored(run):
+    bits = [float(value) for value in re.findall(r"share \d\.\d: (\d+\.\d+) bits/dim", run("new_covariance"))]
     assert len(bits) == 4
     assert max(bits) < 20
     assert len(set(bits)) == 4

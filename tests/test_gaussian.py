@@ -89,7 +89,7 @@ def test_scaling_and_adding_act_on_every_sample(name, factor):
     factor = factor.double()
     mean = torch.zeros(SHAPE, dtype=torch.float64)
     before = COVARIANCES[name].diagonal(mean).expand(SHAPE)
-    after = COVARIANCES[name].scaled(factor).plus_isotropic(factor).diagonal(mean)
+    after = COVARIANCES[name].affine(factor, factor).diagonal(mean)
     column = factor.reshape(-1, 1, 1) if factor.ndim else factor
     torch.testing.assert_close(after.expand(SHAPE), column * before + column)
 
@@ -133,7 +133,7 @@ def test_shapes_that_do_not_fit_are_refused_rather_than_broadcast():
         lambda: gaussian.sample(torch.zeros(4)),
         lambda: gaussian.log_prob(torch.zeros(3, 1)),
         lambda: kl_divergence(narrow, gaussian),
-        lambda: Gaussian(torch.zeros(3, 4), Diagonal(torch.ones(4))),
+        lambda: Gaussian(torch.zeros(3, 4), Diagonal(torch.ones(4))).sample(torch.zeros(3, 4)),
     ):
         with pytest.raises(ValueError, match="shape"):
             ask()

@@ -241,7 +241,7 @@ def test_any_head_output_gives_a_finite_bound(head, value, last_variance, data_r
     terms = elbo(process, X_0.float(), Trajectory.even(schedule, 5), last_variance=last_variance)
     assert bool(terms.total.isfinite().all())
     if value < 0 or (value > 1 and data_range):
-        assert process.clamps.below + process.clamps.above > 0
+        assert process.bounds.below + process.bounds.above > 0
 
 
 def test_eta_zero_is_refused_because_the_bound_is_infinite():

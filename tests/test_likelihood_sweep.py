@@ -286,7 +286,7 @@ def test_memory_and_state_do_not_grow_with_the_number_of_images():
 def test_a_sweep_over_4000_times_with_every_design_keeps_a_tenth_of_4_gb():
     process = ReverseProcess(reference_network, ForwardProcess(Schedule.cosine(4000)))
     names = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
-    designs, grid = DesignSet(names, process.forward), TimeGrid(process.forward, range(1, 4001))
+    designs, grid = DesignSet(names, process.forward, {}), TimeGrid(process.forward, range(1, 4001))
     kept = Sums(process, grid, designs, ["paper", "own"], "exact", 8, 3 * 32 * 32).tensors().values()
     assert sum(tensor.numel() * tensor.element_size() for tensor in kept) < 4e8
 
@@ -305,7 +305,7 @@ def test_squared_noise_fails_in_the_table_too():
     ("change", "message"),
     [
         ({"designs": ["nprr"]}, "unknown covariance 'nprr'"),
-        ({"designs": ["npr_full"]}, "full covariance"),
+        ({"designs": ["npr_full"]}, "'npr_full' correlates pixels"),
         ({"times": [1, 5]}, "ends at 5; append 10"),
         ({"times": [1, 1, 10]}, "increase strictly"),
         ({"shard": (2, 2)}, "shard"),

@@ -47,7 +47,7 @@ def test_every_reverse_method_samples(name):
 
 
 def test_names_are_found_whatever_their_case():
-    assert find_method("sn-ddim") is METHODS["SN-DDIM"]
+    assert find_method("sn-ddim") == METHODS["SN-DDIM"]
 
 
 def test_bad_names_and_schedules_are_named():

@@ -13,8 +13,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from optcov import ForwardProcess, ReverseProcess, Schedule
-from optcov.estimators import SquaredNoise
+from optcov.covariances import SquaredNoise
 from optcov.oracle import GaussianMixture
+from optcov.prediction import Prediction
 
 SCHEDULE = Schedule.linear()
 PLANE = GaussianMixture(
@@ -228,7 +229,7 @@ def test_sn_full_of_an_imperfect_mean_need_not_be_positive_definite_and_survives
     x_t = grid(CORRELATED, t, 9)[0]
     process = make(CORRELATED, "sn_full", t, error=lambda x, t: 0.6 * torch.sign(x))
     step = process.step(x_t, t, s)
-    assert process.clamps.below > 0
+    assert process.bounds.below > 0
     assert bool(step.sample(torch.ones_like(x_t)).isfinite().all())
 
 
@@ -241,7 +242,8 @@ def test_error_amplification_of_sn():
     amplification = (prediction.noise + true.mean).abs()
     error = (prediction.noise - true.mean).abs()
     ratio = SCHEDULE.beta_bar(t) / SCHEDULE.alpha_bar(t)
-    estimate = SquaredNoise().second_moment(prediction, SCHEDULE, t).diagonal(x_t)
+    known = Prediction.of(prediction, x_t, t, *SCHEDULE.levels(t))
+    estimate = SquaredNoise().second_moment(known).diagonal(x_t)
     exact = ratio * true.covariance.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close((estimate - exact).abs(), ratio * amplification * error, rtol=1e-7, atol=1e-10)
     assert float(amplification.max()) > 2  # it does amplify

@@ -4,25 +4,71 @@ import pytest
 import torch
 
 from optcov import ForwardProcess, NoisePrediction, Schedule
-from optcov.prediction import to_noise
+from optcov.prediction import PARAMETERISATIONS, UNITS, Prediction, output_of, to_noise
+
+SCHEDULES = {
+    "linear": (Schedule.linear(), (1, 500, 1000)),
+    "ve_sde": (Schedule.ve_sde(), (0.01, 0.5, 1.0)),
+    "edm": (Schedule.edm(), (0.002, 1.0, 80.0)),
+    "flow": (Schedule.flow(), (0.001, 0.5, 0.999)),
+}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "times"), [(Schedule.linear(), (1, 500, 1000)), (Schedule.ve_sde(), (0.01, 0.5, 1.0))]
-)
-def test_every_parameterisation_gives_the_same_noise(schedule, times):
-    generator = torch.Generator().manual_seed(0)
-    x_0, eps = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+def points() -> torch.Tensor:
+    return torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def predict(kind, schedule, t, x_0, eps) -> Prediction:
+    signal, spread = schedule.levels(t)
+    x_t = ForwardProcess(schedule).diffuse(x_0, t, eps)
+    return Prediction(x_t, t, output_of(kind, x_0, eps, signal, spread), kind, signal, spread)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("kind", PARAMETERISATIONS)
+def test_every_parameterisation_gives_the_same_noise_and_clean_data(name, kind):
+    x_0, eps = points()
+    schedule, times = SCHEDULES[name]
+    for t in (*times, torch.tensor([times[0], times[1], times[1], times[2]])):
+        prediction = predict(kind, schedule, t, x_0, eps)
+        # one of the two is divided by a small signal or little noise, and loses as many digits
+        tolerance = 1e-12 * max(1.0, float(torch.exp(schedule.log_snr(t).abs() / 2).max()))
+        torch.testing.assert_close(prediction.noise, eps, rtol=0, atol=tolerance)
+        torch.testing.assert_close(prediction.clean, x_0, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["sample", "v_prediction", "flow_prediction"])
+def test_predictions_are_finite_where_no_signal_is_left(kind):
+    x_0, eps = points()
+    prediction = predict(kind, Schedule.flow(), 1.0, x_0, eps)
+    torch.testing.assert_close(prediction.clean, x_0, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(prediction.noise, eps, rtol=1e-12, atol=1e-12)
+
+
+def test_predicted_noise_says_nothing_of_clean_data_where_no_signal_is_left():
+    x_0, eps = points()
+    with pytest.raises(ValueError, match="at time 1.0 no signal is left"):
+        _ = predict("epsilon", Schedule.flow(), 1.0, x_0, eps).clean
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_variance_in_any_unit_is_the_same_variance_of_clean_data(name, unit):
+    """At fixed x_t, x_0 moves by the square root of the factor when the unit's quantity moves by one."""
+    x_0, eps = points()
+    schedule, times = SCHEDULES[name]
     for t in times:
-        alpha_bar, beta_bar = schedule.alpha_bar(t), schedule.beta_bar(t)
-        x_t = ForwardProcess(schedule).diffuse(x_0, t, eps)
-        outputs = {
-            "epsilon": eps,
-            "sample": x_0,
-            "v_prediction": alpha_bar.sqrt() * eps - beta_bar.sqrt() * x_0,
-        }
-        for name, output in outputs.items():
-            torch.testing.assert_close(to_noise(output, x_t, alpha_bar, beta_bar, name), eps, rtol=1e-9, atol=1e-9)
+        here = predict("sample", schedule, t, x_0, eps)
+        moved = Prediction(here.x_t, t, x_0 + 1, "sample", here.signal, here.spread)
+        change = (moved.in_unit(unit) - here.in_unit(unit)).square()
+        torch.testing.assert_close(here.factor(unit) * change, torch.ones_like(change), rtol=1e-5, atol=1e-7)
+
+
+def test_velocity_units_stay_finite_where_no_signal_is_left():
+    x_0, eps = points()
+    prediction = predict("flow_prediction", Schedule.flow(), 1.0, x_0, eps)
+    head = prediction.with_heads({"npr": torch.ones_like(x_0)}, {"npr": "velocity"})
+    torch.testing.assert_close(head.head_in_clean_units("npr"), torch.ones_like(x_0))
 
 
 def test_an_unknown_parameterisation_is_named():
@@ -50,4 +96,19 @@ def test_a_missing_head_is_refused_with_the_heads_there_are():
 def test_bad_samples_are_marked_in_noise_and_heads():
     noise, head = torch.zeros(4, 2), torch.zeros(4, 2)
     noise[1, 0], head[3, 1] = float("nan"), float("inf")
-    assert NoisePrediction(noise, {"sn": head}).bad_samples().tolist() == [False, True, False, True]
+    prediction = Prediction.of(NoisePrediction(noise, {"sn": head}), noise, 5, *Schedule.linear().levels(5))
+    assert prediction.bad_samples().tolist() == [False, True, False, True]
+
+
+def test_a_condition_has_one_entry_per_image():
+    from optcov.prediction import check_condition
+
+    labels = torch.zeros(4, dtype=torch.long)
+    assert check_condition({"class_labels": labels}, 4)["class_labels"] is labels
+    for wrong, message in (
+        (labels[:3], r"is shape \(3,\)"),
+        ([0] * 4, "is a list"),
+        (torch.tensor(1), r"is shape \(\)"),
+    ):
+        with pytest.raises(ValueError, match=f"condition 'class_labels' {message}.*each of 4 images"):
+            check_condition({"class_labels": wrong}, 4)

@@ -56,8 +56,8 @@ def test_no_nan_for_any_finite_head_output(design, N, dtype):
         assert bool((step.variance >= 0).all())
         assert bool(drawn.isfinite().all())
         if design == "sn":
-            assert process.clamps.total == STEPS * 4
-            assert 0 < process.clamps.below < STEPS * 4  # a good half: every output below eps_hat^2
+            assert process.bounds.total == STEPS * 4
+            assert 0 < process.bounds.below < STEPS * 4  # a good half: every output below eps_hat^2
 
 
 def test_clamped_variances_are_reported_once(tmp_path, monkeypatch, capsys):

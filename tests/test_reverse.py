@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, oracle
-from optcov.estimators import ESTIMATORS, Residual, clamped_in_words
+from optcov import METHODS, ForwardProcess, NoisePrediction, ReverseProcess, Schedule, oracle
+from optcov.covariances import Covariance, Residual, Row, clamped_in_words
+from optcov.gaussian import Diagonal
+from optcov.prediction import Prediction
 
 DESIGNS = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
 ALL_DESIGNS = [*DESIGNS, "sn_full", "npr_full"]
@@ -79,11 +81,11 @@ def test_variance_is_bounded_by_the_data_range_and_clamps_are_counted():
     forward, x_t = ForwardProcess(Schedule.linear()), torch.zeros(2, 3)
     wide = ReverseProcess(network, forward, "npr", data_range=(-3, 1))
     assert wide.posterior(x_t, 900).variance.unique().tolist() == [4.0]
-    assert (wide.clamps.below, wide.clamps.above, wide.clamps.total) == (0, 6, 6)
+    assert (wide.bounds.below, wide.bounds.above, wide.bounds.total) == (0, 6, 6)
     negative = ReverseProcess(network, forward, "sn", data_range=None)
     assert negative.posterior(x_t, 900).variance.unique().tolist() == [0.0]
-    assert (negative.clamps.below, negative.clamps.above) == (6, 0)
-    assert "below=6" in repr(negative.clamps)
+    assert (negative.bounds.below, negative.bounds.above) == (6, 0)
+    assert "below=6" in repr(negative.bounds)
     unbounded = ReverseProcess(network, forward, "npr", data_range=None)
     assert float(unbounded.posterior(x_t, 900).variance.min()) > 100
 
@@ -268,8 +270,9 @@ def test_numbers_per_time_may_be_a_numpy_array_and_must_be_finite(reference):
 def test_half_precision_points_are_lifted_before_anything_is_computed(reference):
     process = make_process(reference, "DDPM_NPR", True)
     half = reference.x_t.bfloat16()
-    exact = process.step_from(reference.network(half.float(), 500), half.float(), 500, 400)
-    lifted = process.step_from(reference.network(half.float(), 500), half, 500, 400)
+    answer, levels = reference.network(half.float(), 500), reference.schedule.levels(500)
+    exact = process.step_from(Prediction.of(answer, half.float(), 500, *levels), 400)
+    lifted = process.step_from(Prediction.of(answer, half, 500, *levels), 400)
     assert lifted.mean.dtype == torch.float32
     torch.testing.assert_close(lifted.mean, exact.mean, rtol=1e-6, atol=1e-6)
 
@@ -316,9 +319,78 @@ def test_a_network_with_the_wrong_output_is_named(reference):
         bare = ReverseProcess(lambda x, t: NoisePrediction(x), ForwardProcess(reference.schedule), design)
         with pytest.raises(ValueError, match=f"needs the head '{design}'"):
             bare.step(reference.x_t, 7, 3)
-    assert set(ESTIMATORS) >= {"sn", "npr", "range", "beta", "beta_tilde"}
+    assert set(Covariance.registry) >= {"sn", "npr", "range", "beta", "beta_tilde"}
 
 
 def test_what_was_clamped_is_told_in_the_terms_of_the_design() -> None:
     assert clamped_in_words("sn", 0.25, 0.5).startswith("25.000% of the variances were negative, 50.000% too large")
     assert clamped_in_words("range", 0.25, 0.5).startswith("25.000% of the learned places lay below the range, 50.000%")
+
+
+def test_the_mean_may_stay_unclipped_while_variances_are_bounded():
+    schedule = Schedule.linear()
+    network = lambda x, t: NoisePrediction(torch.zeros_like(x), {"npr": torch.full_like(x, 9.0)})  # noqa: E731
+    x_t = torch.full((2, 1, 2, 2), 3.0)
+    process = ReverseProcess(network, ForwardProcess(schedule), "npr", clip_mean=False)
+    raw = ReverseProcess(network, ForwardProcess(schedule), "npr", data_range=None)
+    assert torch.equal(process.step(x_t, 500, 400).mean, raw.step(x_t, 500, 400).mean)
+    assert float(process.posterior(x_t, 500).variance.max()) == 1.0
+    assert float(process.step(x_t, 500, 0).mean.max()) == 1.0  # the last step shows what lies in the range
+    mixed = process.step(x_t, torch.tensor([500, 500]), torch.tensor([0, 400])).mean
+    assert float(mixed[0].max()) == 1.0
+    torch.testing.assert_close(mixed[1], raw.step(x_t, 500, 400).mean[1])
+
+
+def test_nobody_can_change_a_later_step(reference):
+    forward = ForwardProcess(Schedule.linear())
+    before = forward.bridge(500, 400)
+    for name in ("clean_weight", "noisy_weight", "variance"):
+        getattr(forward.bridge(500, 400), name).mul_(3)
+        assert torch.equal(getattr(forward.bridge(500, 400), name), getattr(before, name))
+    for level in forward.levels(500):
+        level.mul_(3)
+    assert float(forward.levels(500)[0]) == pytest.approx(float(forward.schedule.alpha_bar(500).sqrt()))
+
+
+def test_a_step_in_inference_mode_leaves_later_gradients_alone():
+    schedule = Schedule.linear(37)
+    weight = torch.ones((), requires_grad=True)
+    process = ReverseProcess(lambda x, t: NoisePrediction(weight * x), ForwardProcess(schedule), "beta", None)
+    x_t = torch.ones(2, 3)
+    with torch.inference_mode():
+        process.step(x_t, 30, 20)
+    process.step(x_t, 30, 20).mean.sum().backward()
+    assert bool(weight.grad.isfinite())
+
+
+def test_times_are_exact_under_a_default_dtype_of_half_precision():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        levels = [float(Schedule.linear(1001).alpha_bar(t)) for t in (501, 500)]
+        times = [int(Schedule.linear().check_times(t)) for t in (501.0, 501)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert levels[0] != levels[1]
+    assert times == [501, 501]
+
+
+def test_a_covariance_that_somebody_adds_is_found_by_its_name():
+    class Twice(Covariance):
+        name = "npr_twice"
+        head = "npr"
+        rows = (Row("Twice-DDPM", 1.0, noise_cap=1.0),)
+
+        def second_moment(self, prediction):
+            return Diagonal(2 * prediction.head_in_clean_units("npr"))
+
+    try:
+        assert METHODS["Twice-DDPM"].covariance == "npr_twice"
+        data = oracle.GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], [0.01, 0.01])
+        schedule = Schedule.linear()
+        process = METHODS["Twice-DDPM"].reverse_process(data.network(schedule), schedule, None)
+        single = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "npr", None)
+        x_t = torch.zeros(3, 1, dtype=torch.float64)
+        torch.testing.assert_close(process.posterior(x_t, 500).variance, 2 * single.posterior(x_t, 500).variance)
+    finally:
+        del Covariance.registry["npr_twice"]
+    assert "Twice-DDPM" not in METHODS

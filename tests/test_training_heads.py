@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from optcov import Bridge, ForwardProcess, Schedule, oracle
-from optcov.forward import range_ends
+from optcov.covariances import LearnedRange, Regression, range_ends
+from optcov.forward import first_step_variance
 from optcov.gaussian import Diagonal, Gaussian, Isotropic, kl_divergence
 from optcov.networks import Backbone, ConvHead, DenseHead, HeadedNetwork, fingerprint
 from optcov.training import (
@@ -30,9 +31,8 @@ from optcov.training import (
     train_heads,
 )
 from optcov.training.closed_form import Rows, design, fit_gamma, fit_least_squares
-from optcov.training.objectives import look
+from optcov.training.objectives import observe
 from optcov.training.stage2 import FeatureStream
-from optcov.training.targets import TARGETS, Regression
 from test_training import images, tiny_network
 
 
@@ -50,8 +50,8 @@ def test_the_range_target_is_the_variational_loss_with_the_mean_detached(schedul
     process = ForwardProcess(schedule)
     batch = Batches(images(), schedule, 16)(1)
     with torch.no_grad():
-        situation, _ = look(network, process, batch)
-    regression = TARGETS["range"](situation)
+        example, _ = observe(network, process, batch)
+    regression = LearnedRange.regression(example, "noise")
     v = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand_as(batch.x_0)
     log_g = regression.log_estimate(v).double()
     ours = 0.5 * (regression.target.double() * torch.exp(-log_g) + log_g)
@@ -61,10 +61,10 @@ def test_the_range_target_is_the_variational_loss_with_the_mean_detached(schedul
         if t < 3 * unit:
             continue
         bridge: Bridge = process.bridge(t, t - unit)
-        x_t, x_0 = situation.x_t[b : b + 1].double(), batch.x_0[b : b + 1].double()
+        x_t, x_0 = example.prediction.x_t[b : b + 1].double(), batch.x_0[b : b + 1].double()
         signal, noise = schedule.alpha_bar(t).sqrt(), schedule.beta_bar(t).sqrt()
-        x0_hat = (x_t - noise * situation.predicted[b : b + 1].double()) / signal
-        low, high = range_ends(process, t, t - unit)
+        x0_hat = (x_t - noise * example.prediction.noise[b : b + 1].double()) / signal
+        low, high = (end.log() for end in range_ends(bridge, schedule.beta_bar(t), first_step_variance(schedule)))
         share = (v[b : b + 1].double() + 1) / 2
         true = Gaussian(bridge.clean_weight * x_0, Isotropic(bridge.variance))
         model = Gaussian(bridge.clean_weight * x0_hat, Diagonal(torch.exp(share * high + (1 - share) * low)))
@@ -203,7 +203,7 @@ def test_features_with_nan_are_refused():
 
 @pytest.mark.parametrize("wrong", [{"names": ["other"]}, {"names": []}, {"names": ["sn"], "kind": "cubic"}])
 def test_unknown_heads_are_refused(wrong):
-    with pytest.raises(TrainingError, match="choose"):
+    with pytest.raises(ValueError, match="choose"):
         new_heads(tiny_network(), images().unit(torch.arange(1)), **wrong)
 
 

@@ -13,15 +13,17 @@ process. No difference of nearly equal numbers occurs, and s = 0 is no special c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Real
 from typing import final
 
 import torch
 from torch import Tensor
 
-from optcov.gaussian import weighted_sum
+from optcov.gaussian import Gaussian, weighted_sum
 from optcov.schedule import Schedule, Time
+
+_number = partial(torch.tensor, dtype=torch.float64)
 
 
 @final
@@ -32,6 +34,11 @@ class Bridge:
     clean_weight: Tensor  # gamma
     noisy_weight: Tensor  # kappa
     variance: Tensor  # lambda^2
+
+    def apply(self, posterior: Gaussian, anchor: Tensor) -> Gaussian:
+        """Carry a Gaussian over x_0 to one over x_s, from an anchor in the place of x_t (Eqs. 1, 6)."""
+        mean = weighted_sum(self.clean_weight, posterior.mean, self.noisy_weight, anchor)
+        return Gaussian(mean, posterior.covariance.affine(self.clean_weight.square(), self.variance))
 
 
 @final
@@ -62,13 +69,23 @@ class ForwardProcess:
             )
         if noise.shape != x_0.shape:
             raise ValueError(f"noise has shape {tuple(noise.shape)}, but x_0 has {tuple(x_0.shape)}; they must agree")
-        return weighted_sum(self.schedule.alpha_bar(t).sqrt(), x_0, self.schedule.beta_bar(t).sqrt(), noise)
+        signal, spread = self.levels(t)
+        return weighted_sum(signal, x_0, spread, noise)
+
+    def levels(self, t: Time) -> tuple[Tensor, Tensor]:
+        """sqrt(alpha_bar) and sqrt(beta_bar), () or (B,): the weights of x_0 and noise in x_t."""
+        if not isinstance(t, Real):
+            return self.schedule.levels(t)
+        signal, spread = _remembered_levels(self.schedule, t)
+        return _number(signal), _number(spread)
 
     def bridge(self, t: Time, s: Time) -> Bridge:
         """Coefficients of the step from time t down to time s, 0 <= s < t."""
-        if isinstance(t, Real) and isinstance(s, Real):
-            return _remembered_bridge(self, t, s)  # a step asks for it twice, and every batch again
-        return _bridge(self, t, s)
+        if not (isinstance(t, Real) and isinstance(s, Real)):
+            return _bridge(self, t, s)
+        # numbers are remembered, tensors are fresh: nobody can change a later step
+        gamma, kappa, lam2 = _remembered_bridge(self, t, s)
+        return Bridge(_number(gamma), _number(kappa), _number(lam2))
 
 
 def _bridge(forward: ForwardProcess, t: Time, s: Time) -> Bridge:
@@ -93,23 +110,21 @@ def _bridge(forward: ForwardProcess, t: Time, s: Time) -> Bridge:
     )
 
 
-_remembered_bridge = lru_cache(maxsize=4096)(_bridge)
+@lru_cache(maxsize=4096)  # a sampling loop asks for the same steps in every batch
+def _remembered_bridge(forward: ForwardProcess, t: float, s: float) -> tuple[float, float, float]:
+    bridge = _bridge(forward, t, s)
+    return float(bridge.clean_weight), float(bridge.noisy_weight), float(bridge.variance)
+
+
+@lru_cache(maxsize=4096)
+def _remembered_levels(schedule: Schedule, t: float) -> tuple[float, float]:
+    signal, spread = schedule.levels(t)
+    return float(signal), float(spread)
 
 
 def first_step_variance(schedule: Schedule) -> Tensor:
     """beta-tilde(1 | 2), the variance that the paper gives to the last step when scoring, (); real times / 1000."""
-    unit = 1 if schedule.steps else 1e-3
+    unit = schedule.small_step
     if schedule.steps == 1:
         raise ValueError("beta-tilde(1|2) needs a schedule of at least 2 steps, but this one has 1")
     return ForwardProcess(schedule).bridge(2 * unit, unit).variance
-
-
-def range_ends(forward: ForwardProcess, t: Time, s: Time) -> tuple[Tensor, Tensor]:
-    """log beta-tilde and log beta of a step, () or (B,), the ends of Improved DDPM's range.
-
-    At s = 0 beta-tilde is 0 and gives way to that of (1 | 2).
-    """
-    bridge = forward.bridge(t, s)
-    low = torch.where(bridge.variance > 0, bridge.variance, first_step_variance(forward.schedule))
-    high = bridge.variance + bridge.clean_weight.square() * forward.schedule.beta_bar(t)
-    return low.log(), high.log()

@@ -6,14 +6,15 @@ the same noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
 import torch
+from torch import Tensor
 
-from optcov.estimators import PerTime
+from optcov.covariances import Covariance, PerTime
 from optcov.forward import ForwardProcess
 from optcov.noise import batch_noise
 from optcov.prediction import Network
@@ -92,27 +93,48 @@ class Method:
         return next(same, self.name)
 
 
-_ROWS = (
-    Method("DDPM, beta-tilde", continuous=False, eta=1.0, covariance="beta_tilde"),
-    Method("DDPM, beta", continuous=False, eta=1.0, covariance="beta"),
-    Method("A-DDPM", continuous=False, eta=1.0, covariance="analytic", noise_cap=1.0),
-    Method("NPR-DDPM", continuous=False, eta=1.0, covariance="npr", noise_cap=1.0),
-    Method("SN-DDPM", continuous=False, eta=1.0, covariance="sn", noise_cap=1.0),
-    Method("DDIM", continuous=False, eta=0.0, covariance="beta_tilde"),
-    Method("A-DDIM", continuous=False, eta=0.0, covariance="analytic", noise_cap=1.0),
-    Method("NPR-DDIM", continuous=False, eta=0.0, covariance="npr", noise_cap=1.0),
-    Method("SN-DDIM", continuous=False, eta=0.0, covariance="sn", noise_cap=1.0),
-    Method("Improved DDPM", continuous=False, eta=1.0, covariance="range"),
+_SOLVERS = (
     Method("Euler-Maruyama", continuous=True, solver="euler_maruyama", convention="score_sde"),
-    Method("Ancestral sampling", continuous=True, eta=1.0, covariance="beta"),
     Method("Probability flow", continuous=True, solver="probability_flow", convention="score_sde"),
-    Method("A-DPM", continuous=True, eta=1.0, covariance="analytic", noise_cap=2.0),
-    Method("NPR-DPM", continuous=True, eta=1.0, covariance="npr", noise_cap=2.0),
-    Method("SN-DPM", continuous=True, eta=1.0, covariance="sn", noise_cap=2.0),
     Method("Gotta Go Fast", continuous=True, solver="gotta_go_fast"),
 )
+_PAPER_ORDER = (
+    *("DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "NPR-DDPM", "SN-DDPM"),
+    *("DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM", "Improved DDPM"),
+    *("Euler-Maruyama", "Ancestral sampling", "Probability flow", "A-DPM", "NPR-DPM", "SN-DPM", "Gotta Go Fast"),
+)
 
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ROWS})
+
+@final
+class _Methods(Mapping[str, Method]):
+    """All methods by name: the rows that the covariances have, and the solvers; those of the paper in its order.
+
+    It looks when asked, so that a covariance that somebody adds brings its rows along.
+    """
+
+    def _all(self) -> dict[str, Method]:
+        found = [
+            Method(row.name, row.continuous, row.eta, kind.name, noise_cap=row.noise_cap)
+            for kind in Covariance.registry.values()
+            for row in kind.rows
+        ]
+        by_name = {method.name: method for method in (*found, *_SOLVERS)}
+        return {name: by_name[name] for name in dict.fromkeys((*_PAPER_ORDER, *by_name))}
+
+    def __getitem__(self, name: str) -> Method:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return f"METHODS({'; '.join(self)})"
+
+
+METHODS: Mapping[str, Method] = _Methods()
 
 PEER_METHODS: Mapping[str, Method] = MappingProxyType(
     {name: Method(name, continuous=False, solver="peer") for name in PEERS}  # diffusers' own schedulers
@@ -139,6 +161,7 @@ def draw(
     process: ReverseProcess | None = None,
     trajectory: Trajectory | None = None,
     data_range: tuple[float, float] | None = (-1, 1),
+    condition: Mapping[str, Tensor] | None = None,
     noise_cap: float | None = None,
     last_step: str = "mean",
     relative_tolerance: float = 0.05,
@@ -148,7 +171,8 @@ def draw(
     """Draw the images with the given indices by any method, in `steps` network evaluations each.
 
     process: the method's reverse process, if it is at hand or needs numbers per time. trajectory: its times; even ones
-    by default. noise_cap: the paper's y (Method.noise_cap holds its default). Gotta Go Fast chooses its own steps and
+    by default. condition: what else the network takes by name, each a tensor with one entry per image. noise_cap: the
+    paper's y (Method.noise_cap holds its default). Gotta Go Fast chooses its own steps and
     takes relative_tolerance instead.
 
     >>> from optcov import oracle
@@ -158,23 +182,15 @@ def draw(
     """
     if method.solver is not None:
         start = batch_noise(seed, indices, 0, image_shape).to(device)
+        options: dict[str, Any] = {"data_range": data_range, "condition": condition}
+        if method.solver == "probability_flow":
+            return probability_flow(network, schedule, start, steps, convention=method.convention, **options)
+        options |= {"seed": seed, "indices": indices}
         if method.adaptive:
-            tolerance = relative_tolerance
-            return gotta_go_fast(network, schedule, start, tolerance, seed=seed, indices=indices, data_range=data_range)
+            return gotta_go_fast(network, schedule, start, relative_tolerance, **options)
         if method.solver == "euler_maruyama":
-            return euler_maruyama(
-                network,
-                schedule,
-                start,
-                steps,
-                seed=seed,
-                indices=indices,
-                data_range=data_range,
-                convention=method.convention,
-            )
-        if method.solver == "peer":
-            return peer(method.name, network, schedule, start, steps, seed, indices=indices, data_range=data_range)
-        return probability_flow(network, schedule, start, steps, data_range=data_range, convention=method.convention)
+            return euler_maruyama(network, schedule, start, steps, convention=method.convention, **options)
+        return peer(method.name, network, schedule, start, steps, **options)
     process = process or method.reverse_process(network, schedule, data_range)
     trajectory = trajectory or Trajectory.even(schedule, steps)
     shape = (len(indices), *image_shape)
@@ -185,6 +201,7 @@ def draw(
         seed,
         noise_cap=noise_cap,
         last_step=last_step,
+        condition=condition,
         indices=indices,
         callback=callback,
         device=device,

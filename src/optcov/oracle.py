@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.forward import ForwardProcess, range_ends
+from optcov.forward import ForwardProcess, first_step_variance
 from optcov.gaussian import LOG_2_PI
 from optcov.prediction import Network, NoisePrediction
 from optcov.schedule import Schedule, Time
@@ -203,11 +203,10 @@ class GaussianMixture:
 def _range_of(residual: Tensor, schedule: Schedule, t: Time) -> Tensor:
     """The v of Improved DDPM that gives the optimal variance of a single step down from t, for E[(eps - eps_hat)^2]."""
     times = schedule.check_times(t).expand(len(residual))
-    before = (times - 1).clamp(min=0) if schedule.steps else (times - 1e-3).clamp(min=0.0)
-    forward = ForwardProcess(schedule)
-    bridge = forward.bridge(times, before)
-    log_low, log_high = range_ends(forward, times, before)
+    bridge = ForwardProcess(schedule).bridge(times, (times - schedule.small_step).clamp(min=0))
+    low = torch.where(bridge.variance > 0, bridge.variance, first_step_variance(schedule)).log()
+    high = (bridge.variance + bridge.clean_weight.square() * schedule.beta_bar(times)).log()
     noise_to_signal = torch.exp(-schedule.log_snr(times))
     variance = bridge.variance[:, None] + (bridge.clean_weight.square() * noise_to_signal)[:, None] * residual
-    v = 2 * (variance.log() - log_low[:, None]) / (log_high - log_low)[:, None] - 1
+    v = 2 * (variance.log() - low[:, None]) / (high - low)[:, None] - 1
     return v.clamp(-1, 1)  # the best that lies between beta-tilde and beta

@@ -1,29 +1,54 @@
-"""What a network returns: a prediction of the noise, and what its heads say about it.
+"""What a network says of x_t: the clean data x0_hat and the noise eps_hat, each when asked, and what its heads add.
 
-A network is any callable (x_t, t) -> NoisePrediction. Networks that predict the clean image or the velocity are
-converted here, at the border; everything inside speaks noise.
+With x_t = a x_0 + b eps (a^2 = alpha_bar, b^2 = beta_bar), every kind of output is linear in (x_0, eps), and so are
+x0_hat and eps_hat in (x_t, output). Only "epsilon" divides by a: the others work where no signal is left.
+
+    kind             output                              x0_hat
+    epsilon          eps                                 (x_t - b out) / a
+    sample           x_0                                 out
+    v_prediction     (a eps - b x_0) / sqrt(a^2 + b^2)   (a x_t - b sqrt(a^2 + b^2) out) / (a^2 + b^2)
+    flow_prediction  eps - x_0                           (x_t - b out) / (a + b)
+
+A head estimates a second moment of a quantity given x_t, in a unit. The unit is the quantity: "noise" is eps, as in the
+paper; "velocity" is the output of v_prediction, of order 1 at every noise level. Since x_0 is linear in either, a
+variance in the unit becomes one of x_0 by a factor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import final
 
 import torch
 from torch import Tensor
 
-Network = Callable[[Tensor, "float | Tensor"], "NoisePrediction"]
+from optcov.gaussian import per_sample, weighted_sum
 
-PARAMETERISATIONS = ("epsilon", "sample", "v_prediction")
+PARAMETERISATIONS = ("epsilon", "sample", "v_prediction", "flow_prediction")
+UNITS = ("noise", "velocity")
+
+Network = Callable[..., "NoisePrediction | Prediction"]  # (x_t, t, **condition), t in the schedule's own times
+
+
+class _Heads(dict[str, Tensor]):
+    """Heads by name; the error of a missing one lists those there are."""
+
+    def __missing__(self, name: str) -> Tensor:
+        present = ", ".join(sorted(self)) or "none"
+        raise ValueError(
+            f"this covariance needs the head {name!r}, but the network returns only these heads: {present}; "
+            f"fit the head first (optcov fit), or choose a covariance that needs no head"
+        )
 
 
 @final
 @dataclass(frozen=True)
 class NoisePrediction:
-    """The noise a network predicts in x_t, with the outputs of its heads.
+    """What a plain function may return as a network: the noise it predicts in x_t, and heads in noise units.
 
     Known heads: "sn" estimates E[eps^2 | x_t], "npr" estimates E[(eps - eps_hat)^2 | x_t], "range" is the v of
     Improved DDPM in [-1, 1]; each has the shape of the noise. "sn_full" and "npr_full" are their matrix forms over
@@ -34,48 +59,201 @@ class NoisePrediction:
     heads: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "heads", MappingProxyType(dict(self.heads)))
+        object.__setattr__(self, "heads", MappingProxyType(_Heads(self.heads)))
+        shape = self.noise.shape
         for name, value in self.heads.items():
-            expected = self._shape_of(name)
-            if value.shape != expected:
+            pixels = math.prod(shape[1:])
+            wanted = (shape[0], pixels, pixels) if name.endswith("_full") else tuple(shape)
+            if tuple(value.shape) != wanted:
                 raise ValueError(
-                    f"head {name!r} has shape {tuple(value.shape)}, but with noise of shape {tuple(self.noise.shape)} "
-                    f"it must have {tuple(expected)}"
+                    f"head {name!r} has shape {tuple(value.shape)}, but with noise of shape {tuple(shape)} "
+                    f"it must have {wanted}"
                 )
 
-    def _shape_of(self, head: str) -> torch.Size:
-        if head.endswith("_full"):
-            pixels = math.prod(self.noise.shape[1:])
-            return torch.Size((self.noise.shape[0], pixels, pixels))
-        return self.noise.shape
-
     def head(self, name: str) -> Tensor:
-        """Return the output of a head; the error lists the heads there are."""
-        if name not in self.heads:
-            present = ", ".join(sorted(self.heads)) or "none"
-            raise ValueError(
-                f"this covariance needs the head {name!r}, but the network returns only these heads: {present}; "
-                f"fit the head first (optcov fit), or choose a covariance that needs no head"
-            )
+        """The output of a head; the error lists the heads there are."""
         return self.heads[name]
 
+
+@final
+@dataclass(frozen=True)
+class Prediction:
+    """A network's answer at x_t; coefficients are float64, () or (B,)."""
+
+    x_t: Tensor  # (B, *D)
+    t: float | Tensor
+    output: Tensor  # of the network, (B, *D)
+    kind: str  # what the output means, see PARAMETERISATIONS
+    signal: Tensor  # a = sqrt(alpha_bar)
+    spread: Tensor  # b = sqrt(beta_bar)
+    heads: Mapping[str, Tensor] = field(default_factory=_Heads)
+    units: Mapping[str, str] = field(default_factory=dict)  # of the heads; "noise" unless told
+
+    @staticmethod
+    def of(answer: object, x_t: Tensor, t: float | Tensor, signal: Tensor, spread: Tensor) -> Prediction:
+        """Take what a network returned for x_t at t; half precision is lifted."""
+        units: Mapping[str, str] = {}
+        if isinstance(answer, NoisePrediction):
+            output, kind, heads = answer.noise, "epsilon", answer.heads
+        elif isinstance(answer, Prediction):
+            output, kind, heads, units = answer.output, answer.kind, answer.heads, answer.units
+        else:
+            raise ValueError(
+                f"the network returned a {type(answer).__name__}; a network returns NoisePrediction(noise, heads)"
+            )
+        if output.shape != x_t.shape:
+            raise ValueError(
+                f"the network returned noise of shape {tuple(output.shape)} for x_t of shape "
+                f"{tuple(x_t.shape)}; they must agree (is this a network with a second output that belongs into heads?)"
+            )
+        if x_t.dtype.itemsize < 4:  # so that variances and means are never computed in half precision
+            x_t = x_t.float()
+        if output.dtype.itemsize < 4:
+            output = output.float()
+        lifted = _Heads(heads)
+        for name, head in heads.items():
+            if head.dtype.itemsize < 4:
+                lifted[name] = head.float()
+        return Prediction(x_t, t, output, kind, signal, spread, lifted, units)
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """x0_hat, (B, *D), as the network says it: not clipped."""
+        if self.kind == "sample":
+            return self.output
+        if self.kind != "epsilon":
+            of_x, of_output = _CLEAN[self.kind](self.signal, self.spread)
+            return weighted_sum(of_x, self.x_t, of_output, self.output)
+        if bool((self.signal == 0).any()):
+            raise ValueError(
+                f"at time {self.t} no signal is left, and predicted noise says nothing of x_0 there; use a network "
+                f"that predicts x_0 or a velocity, or times below {self.t}"
+            )
+        return weighted_sum(1 / self.signal, self.x_t, -self.spread / self.signal, self.output)
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """eps_hat, (B, *D)."""
+        if self.kind == "epsilon":
+            return self.output
+        of_x, of_output = _NOISE[self.kind](self.signal, self.spread)
+        return weighted_sum(of_x, self.x_t, of_output, self.output)
+
+    def factor(self, unit: str) -> Tensor:
+        """What turns a variance in a unit into one of x_0, () or (B,): (d x_0 / d unit)^2 at fixed x_t."""
+        if unit == "noise":
+            return (self.spread / self.signal).square()
+        power = self.signal.square() + self.spread.square()
+        return self.spread.square() / power
+
+    def in_unit(self, unit: str, clean: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
+        """The quantity of a unit, (B, *D): as predicted, or made of clean data and noise at hand."""
+        clean, noise = self.clean if clean is None else clean, self.noise if noise is None else noise
+        return noise if unit == "noise" else velocity(clean, noise, self.signal, self.spread)
+
+    def head(self, name: str) -> Tensor:
+        """The output of a head in its unit; the error lists the heads there are."""
+        return self.heads[name]
+
+    def head_in_clean_units(self, head: str) -> Tensor:
+        """A head's second moment as one of x_0, (B, *D)."""
+        value = self.heads[head]
+        factor = self.factor(self.units.get(head, "noise"))
+        return (per_sample(factor, value) if factor.ndim else factor) * value
+
+    def with_heads(self, heads: Mapping[str, Tensor], units: Mapping[str, str] | None = None) -> Prediction:
+        """The same with heads, each in its unit."""
+        return replace(self, heads=_Heads(heads), units=units or {})
+
     def bad_samples(self) -> Tensor:
-        """Mark samples with a NaN or infinity in the noise or in any head: (B,) booleans."""
+        """Mark samples with a NaN or infinity in the output or in any head: (B,) booleans."""
         # a float64 sum of float32 numbers is finite if and only if they all are; one pass instead of two
-        totals = [value.flatten(1).sum(1, dtype=torch.float64) for value in (self.noise, *self.heads.values())]
-        return ~torch.stack(totals).isfinite().all(0)
+        total = self.output.flatten(1).sum(1, dtype=torch.float64)
+        for head in self.heads.values():
+            total = total + head.flatten(1).sum(1, dtype=torch.float64)
+        return ~total.isfinite()
+
+    def require_finite(self) -> Prediction:
+        """The prediction itself; a ValueError that names time and samples, if there is NaN or infinity in it."""
+        bad = self.bad_samples()
+        if not bool(bad.any()):
+            return self
+        if not bool(self.x_t.isfinite().all()):
+            raise ValueError(f"x_t holds NaN or infinity at time {self.t}, before any step was made")
+        samples = bad.nonzero().flatten().tolist()
+        raise ValueError(
+            f"the network returned NaN or infinity at time {self.t} for samples {samples[:10]}"
+            f"{' and others' if len(samples) > 10 else ''}; check its input scale, its weights and its precision"
+        )
+
+    def detach(self) -> Prediction:
+        """The same without gradient."""
+        return replace(self, output=self.output.detach())
+
+    def double(self) -> Prediction:
+        """The same in float64, for likelihoods."""
+        heads = _Heads({name: value.double() for name, value in self.heads.items()})
+        return replace(self, x_t=self.x_t.double(), output=self.output.double(), heads=heads)
+
+
+def velocity(clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor:
+    """(a eps - b x_0) / sqrt(a^2 + b^2), (B, *D): what v_prediction predicts."""
+    norm = (signal.square() + spread.square()).sqrt()
+    return weighted_sum(signal / norm, noise, -spread / norm, clean)
+
+
+def output_of(kind: str, clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor:
+    """What a perfect network of a kind would return for clean data and noise, (B, *D)."""
+    if kind == "epsilon":
+        return noise
+    if kind == "sample":
+        return clean
+    return noise - clean if kind == "flow_prediction" else velocity(clean, noise, signal, spread)
+
+
+def check_condition(condition: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
+    """A condition as keyword arguments of a network, or a ValueError: each is a tensor with one entry per image."""
+    for name, value in (condition or {}).items():
+        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != count:
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(
+                f"condition {name!r} is {found}; it must be a tensor with one entry for each of {count} images"
+            )
+    return dict(condition or {})
+
+
+def check_kind(kind: str) -> str:
+    """Return the name of a parameterisation, or raise a ValueError that lists the known ones."""
+    if kind not in PARAMETERISATIONS:
+        raise ValueError(f"unknown parameterisation {kind!r}; choose one of {', '.join(PARAMETERISATIONS)}")
+    return kind
 
 
 def to_noise(output: Tensor, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor, parameterisation: str) -> Tensor:
-    """Convert a network's raw output to the noise it implies.
+    """The noise that a network's raw output implies; alpha_bar and beta_bar are () or (B,)."""
+    signal, spread = alpha_bar.sqrt(), beta_bar.sqrt()
+    return Prediction(x_t, 0.0, output, check_kind(parameterisation), signal, spread).noise
 
-    alpha_bar and beta_bar broadcast to x_t. "sample" predicts x_0; "v_prediction" predicts
-    sqrt(alpha_bar) eps - sqrt(beta_bar) x_0.
-    """
-    if parameterisation == "epsilon":
-        return output
-    if parameterisation == "sample":
-        return (x_t - alpha_bar.sqrt() * output) / beta_bar.sqrt()
-    if parameterisation == "v_prediction":
-        return (alpha_bar.sqrt() * output + beta_bar.sqrt() * x_t) / (alpha_bar + beta_bar)
-    raise ValueError(f"unknown parameterisation {parameterisation!r}; choose one of {', '.join(PARAMETERISATIONS)}")
+
+Weights = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # a, b -> weights of x_t and of the output
+
+
+def _clean_of_velocity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    power = a.square() + b.square()
+    return a / power, -b / power.sqrt()
+
+
+def _noise_of_velocity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    power = a.square() + b.square()
+    return b / power, a / power.sqrt()
+
+
+_CLEAN: dict[str, Weights] = {
+    "v_prediction": _clean_of_velocity,
+    "flow_prediction": lambda a, b: (1 / (a + b), -b / (a + b)),
+}
+_NOISE: dict[str, Weights] = {
+    "sample": lambda a, b: (1 / b, -a / b),
+    "v_prediction": _noise_of_velocity,
+    "flow_prediction": lambda a, b: (1 / (a + b), a / (a + b)),
+}

@@ -7,7 +7,7 @@ so that it moves no pixel by more than y 8-bit levels on average (Appendix F). B
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from optcov.gaussian import Gaussian
 from optcov.noise import batch_noise
+from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
@@ -60,6 +61,7 @@ def sample(
     noise_cap: float | None = None,
     last_step: str = "mean",
     *,
+    condition: Mapping[str, Tensor] | None = None,
     indices: Sequence[int] | None = None,
     callback: Callable[[Step], None] | None = None,
     differentiable: bool = False,
@@ -69,8 +71,9 @@ def sample(
     """Draw x_0 of the given shape (B, *D).
 
     start: x at the last time, instead of drawing it. noise: callable (t, s) -> (B, *D), instead of drawing it.
-    indices: the number of each image, (B,); with the seed they determine its noise, whatever the batch. noise_cap: y in
-    8-bit levels. last_step: "mean" | "draw". differentiable: keep the graph, for gradients through the sampler.
+    condition: what else the network takes by name, each a tensor with one entry per image. indices: the number of each
+    image, (B,); with the seed they determine its noise, whatever the batch. noise_cap: y in 8-bit levels. last_step:
+    "mean" | "draw". differentiable: keep the graph, for gradients through the sampler.
 
     >>> from optcov import ForwardProcess, Schedule, oracle
     >>> schedule = Schedule.linear()
@@ -88,6 +91,7 @@ def sample(
     indices = range(shape[0]) if indices is None else indices
     if len(indices) != shape[0]:
         raise ValueError(f"there are {len(indices)} indices for a batch of {shape[0]} images; pass one per image")
+    condition = check_condition(condition, shape[0])
     for t in trajectory.times:
         process.forward.schedule.check_times(t)
 
@@ -101,8 +105,8 @@ def sample(
     watch = FiniteWatch(x)
     with nullcontext() if differentiable else torch.no_grad():
         for number, (t, s) in enumerate(trajectory.descending(), start=1):
-            prediction = process.predict(x, t)
-            step = process.step_from(prediction, x, t, s)
+            prediction = process.predict(x, t, **condition)
+            step = process.step_from(prediction, s)
             if s == trajectory.times[0]:
                 step = capped(step, cap)
             if s == 0 and last_step == "mean":
@@ -128,6 +132,7 @@ def generate(
     noise_cap: float | None = None,
     last_step: str = "mean",
     *,
+    condition: Mapping[str, Tensor] | None = None,
     callback: Callable[[Step], None] | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -135,13 +140,14 @@ def generate(
     """Draw many images batch by batch.
 
     images: how many, or the numbers of those wanted, so that an interrupted run goes on with what is missing and
-    several processes take a share each: image i is the same in all of them.
+    several processes take a share each: image i is the same in all of them. condition: one entry per image wanted.
     """
     wanted = range(images) if isinstance(images, int) else images
     if isinstance(images, int) and images < 0:
         raise ValueError(f"images = {images} is negative; pass how many to draw, or their numbers")
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size} is not positive")
+    condition = check_condition(condition, len(wanted))
     for first in range(0, len(wanted), batch_size):
         indices = tuple(wanted[first : first + batch_size])
         drawn = sample(
@@ -151,6 +157,7 @@ def generate(
             seed,
             noise_cap=noise_cap,
             last_step=last_step,
+            condition={name: value[first : first + batch_size] for name, value in condition.items()},
             indices=indices,
             callback=callback,
             dtype=dtype,

@@ -5,12 +5,14 @@ Even and quadratic ones by exact arithmetic; optimal ones by dynamic programming
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
+import torch
 
 from optcov.schedule import Schedule, is_whole
 
@@ -76,10 +78,27 @@ class Trajectory:
     def quadratic(schedule: Schedule, K: int) -> Trajectory:
         """K times from 1 to N, denser near 0: round(1 + (N - 1) (i / (K - 1))^2), moved up by one where they repeat."""
         N, K = _check_length(schedule, K)
-        times = [0]
-        for i in range(K):
-            times.append(max(times[-1] + 1, round(1 + (N - 1) * Fraction(i, K - 1) ** 2)))
-        return _on_grid(schedule, times[1:])
+        return _on_grid(schedule, _distinct([round(1 + (N - 1) * Fraction(i, K - 1) ** 2) for i in range(K)], N))
+
+    @staticmethod
+    def karras(schedule: Schedule, K: int, rho: float = 7.0) -> Trajectory:
+        """K times whose noise-to-signal ratio sigma is even in sigma^(1 / rho) between the first and the last time.
+
+        Those of EDM (Karras et al. 2022, Eq. 5); rho = 7 is theirs. Discrete times are rounded, and moved up by one
+        where they repeat. Where no signal is left sigma is infinite: the last time is kept, and the one before it
+        takes its place.
+        """
+        if not is_whole(K) or K < 2:
+            raise ValueError(f"K = {K!r} is not a whole number of at least 2 times")
+        if not 0 < rho < math.inf:
+            raise ValueError(f"rho = {rho} is not a positive number; EDM's is 7")
+        first, last = schedule.first_time, schedule.final_time
+        end = last if float(schedule.alpha_bar(last)) > 0 else schedule.grid([schedule.grid_size - 1])[0]
+        low, high = (math.exp(-float(schedule.log_snr(t)) / 2) ** (1 / rho) for t in (first, end))
+        sigmas = np.linspace(low, high, int(K)) ** rho
+        times = schedule.time_at(torch.as_tensor(-2 * np.log(sigmas))).tolist()
+        times[0], times[-1] = first, last
+        return Trajectory(times if schedule.steps is None else _distinct([round(t) for t in times], schedule.steps))
 
     @staticmethod
     def optimal(costs: np.ndarray[Any, Any], K: int) -> Trajectory:
@@ -158,14 +177,24 @@ def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
 
 
 def _check_length(schedule: Schedule, K: int) -> tuple[int, int]:
-    N = schedule.steps or CONTINUOUS_GRID
+    N = schedule.grid_size
     if not is_whole(K) or not 2 <= K <= N:
         raise ValueError(f"K = {K!r} is outside 2..{N}; a trajectory runs from 1 to {N} and cannot repeat a time")
     return N, int(K)
 
 
+def _distinct(times: list[int], N: int) -> list[int]:
+    """Ascending times in 1..N, moved up by one where they repeat, and down where they would pass N."""
+    for i in range(1, len(times)):
+        times[i] = max(times[i], times[i - 1] + 1)
+    last = N + 1
+    for i in range(len(times) - 1, -1, -1):
+        last = times[i] = min(times[i], last - 1)
+    return times
+
+
 def _on_grid(schedule: Schedule, times: list[int]) -> Trajectory:
-    return Trajectory(times if schedule.steps else [t / CONTINUOUS_GRID for t in times])
+    return Trajectory(schedule.grid(times))
 
 
 def _number(t: Any) -> float:

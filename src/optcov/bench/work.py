@@ -24,7 +24,7 @@ from optcov.schedule import Schedule
 from optcov.timing import Work
 from optcov.training import Batch, HeadObjective, new_heads
 from optcov.training.closed_form import Rows, apply, log_estimate, transposed_product
-from optcov.training.objectives import look
+from optcov.training.objectives import observe as observe_training
 from optcov.trajectory import Trajectory
 
 LOOP_STEPS = 10  # of the loop over s that are timed and scaled up
@@ -108,10 +108,10 @@ def closed_form(size: BenchSize) -> Contest:
 
     @torch.no_grad()
     def score() -> None:
-        situation, output = look(network, process, batch)
+        example, output = observe_training(network, process, batch)
         inputs = tasks["sn"].module.inputs(output.features)
-        regressions = {name: task.target(situation) for name, task in tasks.items()}
-        rows = Rows(inputs, situation.predicted, batch.times, situation.log_snr, regressions)
+        regressions = {name: task.regression(example) for name, task in tasks.items()}
+        rows = Rows(inputs, example.prediction.noise, batch.times, example.log_snr, regressions)
         for name, task in tasks.items():
             log_g = log_estimate(task.module, rows, regressions[name], apply(task.module, rows, weights))
             transposed_product(task.module, rows, regressions[name].target * torch.exp(-log_g) - 1)
@@ -134,7 +134,7 @@ def sweep(size: BenchSize) -> Contest:
     schedule = Schedule.linear(N)
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
     grid = TimeGrid(process.forward, range(1, N + 1))
-    sums = Sums(process, grid, DesignSet(["npr"], process.forward), ["paper"], "exact", 8, x_0[0].numel())
+    sums = Sums(process, grid, DesignSet(["npr"], process.forward, {}), ["paper"], "exact", 8, x_0[0].numel())
     group = torch.arange(size.batch) % 8
     seen = observe(process, x_0, N, noise)
 
@@ -199,7 +199,7 @@ def _step(size: BenchSize, modules: dict[str, Any], name: str) -> Contest:
 
     @torch.no_grad()
     def step() -> object:
-        return process.step_from(process.predict(x_t, 500), x_t, 500, 400).sample(noise)
+        return process.step_from(process.predict(x_t, 500), 400).sample(noise)
 
     return Contest(name, step, "the bare forward pass", _forward(unet, x_t))
 

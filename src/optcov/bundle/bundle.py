@@ -11,7 +11,7 @@ provenance.json           data, code, seeds, hyper-parameters, measured calibrat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import build_schedule
 from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
 from optcov.bundle.weights import check_backbone, save_head, save_unet
+from optcov.covariances import Covariance, find_covariance
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
 from optcov.reverse import ReverseProcess
@@ -37,16 +38,13 @@ CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetens
 TRAJECTORIES, PROVENANCE = "trajectories.json", "provenance.json"
 FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, ".lock"})
 
-_NUMBERS_OF = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}
-_HEADS_OF = {"sn": "sn", "npr": "npr", "range": "range"}
-
 
 @final
 @dataclass(frozen=True)
 class Bundle:
     """What is saved and loaded. Changes make a new bundle: with_heads, with_numbers, with_schedule, ..."""
 
-    network: HeadedNetwork  # (x_t, t) -> NoisePrediction, t in times of `schedule`
+    network: HeadedNetwork  # (x_t, t, **condition) -> Prediction, t in times of `schedule`
     image_shape: tuple[int, ...]  # (C, H, W)
     data_range: tuple[float, float] | None = (-1.0, 1.0)
     name: str = "bundle"
@@ -98,12 +96,13 @@ class Bundle:
             old.learned_range,
         ).train(old.training)
         moved = network if old.schedule is old.native_schedule else network.on(old.schedule)
-        return replace(self, network=moved, trajectories=self._trajectories_without(heads))
+        return replace(self, network=moved, trajectories=self._trajectories_without(lambda kind: kind.head in heads))
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
         """Set the numbers per time; optimal trajectories of methods that use such numbers go."""
         self.network.native_schedule.check_times(numbers.times)
-        return replace(self, numbers=numbers, trajectories=self._trajectories_without(_NUMBERS_OF))
+        kept = self._trajectories_without(lambda kind: kind.number is not None)
+        return replace(self, numbers=numbers, trajectories=kept)
 
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
         """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
@@ -150,12 +149,14 @@ class Bundle:
         forward = row.forward(self.schedule)
         options = {"covariance": row.covariance, "data_range": self.data_range, **options}
         covariance = options["covariance"]
+        network = self.network
         if isinstance(covariance, str):
-            self._require_head(covariance)
-            if covariance in _NUMBERS_OF:
-                options.setdefault(_NUMBERS_OF[covariance], self.per_time(_NUMBERS_OF[covariance]))
-        narrow = isinstance(covariance, str) and not all_heads
-        network = self.network.only(covariance) if narrow else self.network
+            kind = find_covariance(covariance)
+            self._require_head(kind)
+            if kind.number is not None:
+                options.setdefault(kind.number, self.per_time(kind.number))
+            if not all_heads:
+                network = network.only(kind.head or "")
         return ReverseProcess(network, forward, **options)
 
     def noise_cap(self, method: str) -> float | None:
@@ -209,15 +210,19 @@ class Bundle:
             noise_caps=self.noise_caps,
         )
 
-    def _trajectories_without(self, covariances: Container[str]) -> tuple[StoredTrajectory, ...]:
-        return tuple(entry for entry in self.trajectories if find_method(entry.method).covariance not in covariances)
+    def _trajectories_without(self, gone: Callable[[type[Covariance]], bool]) -> tuple[StoredTrajectory, ...]:
+        return tuple(
+            entry
+            for entry in self.trajectories
+            if not gone(find_covariance(find_method(entry.method).covariance or ""))
+        )
 
-    def _require_head(self, covariance: str) -> None:
-        needed = _HEADS_OF.get(covariance)
+    def _require_head(self, kind: type[Covariance]) -> None:
+        needed = kind.head
         if needed is None or needed in self.network.heads or (needed == "range" and self.network.learned_range):
             return
         present = ", ".join(sorted(self.network.heads)) or "none"
         raise BundleError(
-            f"{self.name} has no head {needed!r}, which the covariance {covariance!r} needs; "
+            f"{self.name} has no head {needed!r}, which the covariance {kind.name!r} needs; "
             f"it has: {present}. Fit the head first (optcov fit)"
         )

@@ -2,6 +2,8 @@
 
 "vp_sde"   {"kind": "vp_sde", "beta_min": 0.1, "beta_max": 20.0}
 "ve_sde"   {"kind": "ve_sde", "sigma_min": 0.01, "sigma_max": 50.0}
+"edm"      {"kind": "edm", "sigma_min": 0.002, "sigma_max": 80.0}
+"flow"     {"kind": "flow"}
 "linear"   {"kind": "linear", "steps": 1000, "scale": true}
 "cosine"   {"kind": "cosine", "steps": 1000}
            {"kind": "betas", "betas": [...]}
@@ -12,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from optcov.bundle.errors import BundleError
-from optcov.schedule import DiscreteSchedule, Schedule, VESchedule, VPSchedule
+from optcov.schedule import Schedule
 
 MAX_STEPS = 100_000
 
 _BUILDERS: dict[str, tuple[Callable[..., Schedule], dict[str, type | tuple[type, ...]]]] = {
     "vp_sde": (Schedule.vp_sde, {"beta_min": (int, float), "beta_max": (int, float)}),
     "ve_sde": (Schedule.ve_sde, {"sigma_min": (int, float), "sigma_max": (int, float)}),
+    "edm": (Schedule.edm, {"sigma_min": (int, float), "sigma_max": (int, float)}),
+    "flow": (Schedule.flow, {}),
     "linear": (Schedule.linear, {"steps": int, "scale": bool}),
     "cosine": (Schedule.cosine, {"steps": int}),
     "betas": (Schedule.from_betas, {"betas": list}),
@@ -35,7 +37,8 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
     options: dict[str, Any] = {"kind": spec} if isinstance(spec, str) else dict(spec)
     kind = options.pop("kind", None)
     if not isinstance(kind, str) or kind not in _BUILDERS or (isinstance(spec, str) and kind == "betas"):
-        raise BundleError(f"unknown schedule {kind!r}; choose one of vp_sde, ve_sde, linear, cosine, or give its betas")
+        names = ", ".join(name for name in _BUILDERS if name != "betas")
+        raise BundleError(f"unknown schedule {kind!r}; choose one of {names}, or give its betas")
     build, known = _BUILDERS[kind]
     for name, value in options.items():
         if name not in known:
@@ -52,27 +55,7 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
 
 def schedule_spec(schedule: Schedule) -> dict[str, Any]:
     """Describe a schedule by its dictionary, with the name of its family where it has one."""
-    if isinstance(schedule, VPSchedule):
-        return {"kind": "vp_sde", "beta_min": schedule.beta_min, "beta_max": schedule.beta_max}
-    if isinstance(schedule, VESchedule):
-        return {"kind": "ve_sde", "sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
-    if not isinstance(schedule, DiscreteSchedule):
+    spec = schedule.spec()
+    if spec["kind"] not in _BUILDERS:
         raise BundleError(f"{schedule!r} cannot be written down; use one of the schedules of optcov.Schedule")
-    steps = len(schedule.betas)
-    candidates: list[dict[str, Any]] = [
-        {"kind": "linear", "steps": steps, "scale": True},
-        {"kind": "linear", "steps": steps, "scale": False},
-        {"kind": "cosine", "steps": steps},
-    ]
-    for spec in candidates:
-        if _has_betas(spec, schedule.betas):
-            return spec
-    return {"kind": "betas", "betas": schedule.betas.tolist()}
-
-
-def _has_betas(spec: Mapping[str, Any], betas: torch.Tensor) -> bool:
-    try:
-        candidate = build_schedule(spec)
-    except BundleError:  # a family need not exist for every number of steps: 1000 / steps can exceed 1 / 0.02
-        return False
-    return isinstance(candidate, DiscreteSchedule) and torch.equal(candidate.betas, betas)
+    return spec

@@ -138,7 +138,7 @@ def _sample(
         state.wait_for_everyone()
         if state.is_main_process:
             draw_grid(directory.first(min(n, IN_GRID)), out / "grid.png", caption)
-    clamps = sampler.process.clamps if sampler.process else None
+    clamps = sampler.process.bounds if sampler.process else None
     return {
         "directory": str(out),
         "grid": str(out / "grid.png"),
@@ -151,7 +151,7 @@ def _sample(
 
 
 def _tell(done: dict[str, Any], sampler: Sampler) -> None:
-    from optcov.estimators import clamped_in_words
+    from optcov.covariances import clamped_in_words
 
     clamped = done["clamped"]
     if clamped and clamped["below"]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optcov.bundle import Bundle
+    from optcov.covariances import PerTime
     from optcov.data import ImageSet
-    from optcov.estimators import PerTime
     from optcov.likelihood import CostTable, Sweep
     from optcov.schedule import Schedule
 
@@ -115,7 +115,7 @@ def _check_lengths(sweep: Sweep, lengths: Sequence[int]) -> None:
 
 def report_clamps(table: CostTable) -> None:
     """Tell how many variances of each design were out of bounds."""
-    from optcov.estimators import clamped_in_words
+    from optcov.covariances import clamped_in_words
 
     for design, (below, above) in table.clamp_rates().items():
         if below or above:

@@ -9,8 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian.batch import sum_pixels
-from optcov.gaussian.covariance import Covariance, Elementwise
+from optcov.gaussian.shapes import CovarianceShape, Elementwise, sum_pixels
 
 LOG_2_PI = math.log(2 * math.pi)
 
@@ -21,12 +20,7 @@ class Gaussian:
     """A Gaussian per sample."""
 
     mean: Tensor  # (B, *D)
-    covariance: Covariance
-
-    def __post_init__(self) -> None:
-        shape, wanted = self.variance.shape, self.mean.shape
-        if shape and not (len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))):
-            raise ValueError(f"a covariance over {tuple(shape)} does not fit a mean of shape {tuple(wanted)}")
+    covariance: CovarianceShape
 
     @property
     def variance(self) -> Tensor:
@@ -55,8 +49,11 @@ class Gaussian:
         return math.prod(self.mean.shape[1:])
 
     def _check_shape(self, x: Tensor, name: str) -> None:
-        if x.shape != self.mean.shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, but the Gaussian's mean has {tuple(self.mean.shape)}")
+        shape, wanted = self.variance.shape, self.mean.shape
+        if shape and not (len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))):
+            raise ValueError(f"a covariance over {tuple(shape)} does not fit a mean of shape {tuple(wanted)}")
+        if x.shape != wanted:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, but the Gaussian's mean has {tuple(wanted)}")
 
     def _require_density(self, what: str) -> None:
         if not bool(self.covariance.log_det(self.mean).isfinite().all()):

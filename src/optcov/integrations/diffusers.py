@@ -11,11 +11,8 @@ import torch
 from torch import nn
 
 from optcov.bundle import Bundle, schedule_spec
-from optcov.integrations.scheduler import (
-    HEADS,
-    OptimalCovarianceScheduler,
-    OptimalCovarianceSchedulerOutput,
-)
+from optcov.covariances import find_covariance
+from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNetWithHead
 from optcov.methods import Method, find_method
 from optcov.schedule import DiscreteSchedule, Schedule
@@ -23,7 +20,6 @@ from optcov.solvers.peers import clip_options
 
 __all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
 
-NUMBERS = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}
 TRAJECTORIES = ("even", "optimal")
 
 
@@ -51,10 +47,10 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
     assert isinstance(schedule, DiscreteSchedule)
     assert row.covariance is not None
     options: dict[str, Any] = {}
-    if row.covariance in NUMBERS:
-        name, times = NUMBERS[row.covariance], torch.arange(1, len(schedule.betas) + 1)
-        numbers = bundle.per_time(name)(times).tolist()
-        options[name] = [numbers[0], *numbers]  # the one at time 0 is not used
+    number = find_covariance(row.covariance).number
+    if number is not None:
+        numbers = bundle.per_time(number)(torch.arange(1, len(schedule.betas) + 1)).tolist()
+        options[number] = [numbers[0], *numbers]  # the one at time 0 is not used
     if trajectory == "optimal":
         options["trajectories"] = _trajectories(bundle, row)
     scheduler: OptimalCovarianceScheduler = OptimalCovarianceScheduler(
@@ -82,8 +78,9 @@ def _network(bundle: Bundle, row: Method) -> nn.Module:
     """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
     network = bundle.network
     head = None
-    if row.covariance in HEADS and not (row.covariance == "range" and network.learned_range):
-        head = bundle.heads[row.covariance]
+    needed = find_covariance(row.covariance or "").head
+    if needed is not None and not (needed == "range" and network.learned_range):
+        head = bundle.heads[needed]
     times = torch.arange(1, (bundle.schedule.steps or 0) + 1)
     arguments = network.arguments(times)
     own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))

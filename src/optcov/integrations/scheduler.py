@@ -18,16 +18,16 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from optcov.covariances import find_covariance
 from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
-from optcov.prediction import PARAMETERISATIONS, NoisePrediction, to_noise
+from optcov.prediction import PARAMETERISATIONS, Prediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import LAST_STEPS, capped, variance_cap
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
 from optcov.watch import not_finite
 
-HEADS = ("sn", "npr", "range")  # covariances that read the second half of a 2C-channel output
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
 
@@ -150,8 +150,9 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
                 f"timestep {t - 1} is not one of this run's; call set_timesteps, and step at its timesteps"
             )
         s = self._next_time[t]
-        x_t, prediction = self._prediction(model_output, sample, t)
-        step = self._process.step_from(prediction, x_t, t, s)
+        prediction = self._prediction(model_output, sample, t)
+        posterior = self._process.covariance.posterior(prediction, self._process.bounds)
+        step = self._process.step_from(prediction, s, posterior)
         if s == self._first_time:
             step = capped(step, self._variance_cap)
         x_s = step.mean
@@ -159,8 +160,9 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             x_s = step.sample(_noise(model_output, sample, generator, variance_noise))
         if s == 0:
             _require_finite(x_s)  # read once, at the end of a run
-        mean, variance = self._clean(prediction, x_t, t)
-        output = (x_s.to(sample.dtype), mean.to(sample.dtype), None if variance is None else variance.to(sample.dtype))
+        known = self._process.covariance.has_posterior
+        variance = posterior.variance.expand_as(posterior.mean).to(sample.dtype) if known else None
+        output = (x_s.to(sample.dtype), posterior.mean.to(sample.dtype), variance)
         return OptimalCovarianceSchedulerOutput(*output) if return_dict else output
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
@@ -185,10 +187,10 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             return Trajectory((len(self),))
         return Trajectory.even(self.schedule, steps)
 
-    def _prediction(self, model_output: Tensor, sample: Tensor, t: int) -> tuple[Tensor, NoisePrediction]:
-        """x_t and the prediction, in the precision to compute in."""
+    def _prediction(self, model_output: Tensor, sample: Tensor, t: int) -> Prediction:
+        """What the network says of the sample, in the precision to compute in."""
         covariance, channels = self.config.covariance, sample.shape[1]
-        head = covariance if covariance in HEADS else None
+        head = find_covariance(covariance).head
         if model_output.shape[1] not in ((2 * channels,) if head else (channels, 2 * channels)):
             raise ValueError(
                 f"covariance {covariance!r} needs an output of {2 * channels if head else channels} channels, but the "
@@ -203,16 +205,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         exact = self.config.prediction_type != "epsilon" and sample.device.type != "mps"
         dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
         x_t, raw = sample.to(dtype), model_output.to(dtype)
-        levels = self.schedule.alpha_bar(t), self.schedule.beta_bar(t)
-        noise = to_noise(raw[:, :channels], x_t, *levels, self.config.prediction_type)
-        return x_t, NoisePrediction(noise, {head: raw[:, channels:]} if head else {})
-
-    def _clean(self, prediction: NoisePrediction, x_t: Tensor, t: int) -> tuple[Tensor, Tensor | None]:
-        """Mean and variance of x_0 given x_t."""
-        if self.config.covariance == "range":
-            return self._process.clean_mean(prediction, x_t, t), None
-        posterior = self._process.posterior_from(prediction, x_t, t)
-        return posterior.mean, posterior.variance.expand_as(posterior.mean)
+        prediction = Prediction(x_t, t, raw[:, :channels], self.config.prediction_type, *self.schedule.levels(t))
+        return prediction.with_heads({head: raw[:, channels:]} if head else {})
 
 
 _CHANNEL_REMEDY = (

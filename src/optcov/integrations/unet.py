@@ -99,7 +99,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
 def _noise(raw: Tensor, x_t: Tensor, log_snr: Tensor, prediction_type: str) -> Tensor:
     """The noise that an output (B, C, H, W) implies, at log-SNR (B,) of a variance-preserving schedule."""
-    level = log_snr.double()[:, None, None, None]
+    level = log_snr.double()
     noise = to_noise(raw, x_t, torch.sigmoid(level), torch.sigmoid(-level), prediction_type)
     return noise.to(raw.dtype)
 

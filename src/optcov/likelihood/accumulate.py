@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.estimators import CovarianceDesign, LearnedRange
-from optcov.gaussian import ClampCounts, Covariance, Full, Gaussian, Isotropic
+from optcov.covariances import Bounds, Covariance
+from optcov.gaussian import CovarianceShape, Gaussian, Isotropic
 from optcov.likelihood.cells import Cells, Deposit, RangeCells, VarianceCells
 from optcov.likelihood.costs import CostTable, TimeGrid
 from optcov.likelihood.designs import DesignSet
@@ -40,8 +40,7 @@ class Sums:
         self.last_variances, self.cdf = last_variances, cdf
         self.groups, self.dimensions = groups, dimensions
         self.finished = 0
-        raw_noise = process.data_range is not None and not process.use_clipped_model_output
-        self.error_terms = 3 if raw_noise else 1
+        self.error_terms = 3 if process.keeps_raw_noise else 1
         T, G = len(grid), groups
         shapes: dict[str, tuple[int, ...]] = {
             "images": (G,),
@@ -123,7 +122,7 @@ class TimeColumn:
     def add(self, seen: Observation, noise: Tensor, group: Tensor) -> None:
         """Add a batch: what the network says of it, its noise (B, *D), and the group of each image (B,)."""
         process, designs = self._sums.process, self._sums.designs
-        mean = process.clean_mean(seen.prediction, seen.x_t, seen.t)
+        mean = process.bounds.clip(seen.prediction.clean)
         errors = self._errors(seen, mean)
         self._add("errors", torch.stack([error.flatten(1).sum(1) for error in errors]), group)
         self._add("noise_square", _mean_square(seen.prediction.noise), group)
@@ -136,39 +135,37 @@ class TimeColumn:
             statistic, own = self._statistic(name, design, seen)
             self._deposit(name, statistic, errors, group)
             self._add_last(f"last/own/{name}", seen, mean, own, group)
-        for name, estimator in designs.given_isotropic.items():
-            covariance, _ = self._clean(estimator, seen)
-            self.given[name] = covariance.diagonal(mean)
-            self._add_last(f"last/own/{name}", seen, mean, covariance, group)
+        for name, design in designs.given_isotropic.items():
+            known = design.posterior(seen.prediction, self._bounds()).covariance
+            self.given[name] = known.diagonal(mean)
+            self._add_last(f"last/own/{name}", seen, mean, known, group)
 
     def _errors(self, seen: Observation, mean: Tensor) -> list[Tensor]:
         """Squared errors of the mean, and their companions where a clipped x_0 meets raw noise: each (B, *D)."""
         difference = seen.x_0 - mean
         if self._sums.error_terms == 1:
             return [difference.square_()]
-        schedule = self._sums.process.forward.schedule
-        raw = (seen.x_t - schedule.beta_bar(seen.t).sqrt() * seen.prediction.noise) / schedule.alpha_bar(seen.t).sqrt()
-        clipped_off = raw - mean
+        clipped_off = seen.prediction.clean - mean
         return [difference.square(), difference * clipped_off, clipped_off.square()]
 
-    def _statistic(self, name: str, design: CovarianceDesign, seen: Observation) -> tuple[Tensor, Covariance]:
+    def _statistic(self, name: str, design: Covariance, seen: Observation) -> tuple[Tensor, CovarianceShape]:
         """A design's statistic u of each pixel, (B, *D), and its covariance of the last step."""
-        if isinstance(design, LearnedRange):
-            forward = self._sums.process.forward
-            own, counts = design.step_covariance(seen.prediction, forward, seen.t, 0, None)
-            statistic = (seen.prediction.head("range").clamp(-1, 1) + 1) / 2
+        prediction, bounds = seen.prediction, self._bounds()
+        posterior = design.posterior(prediction, bounds)
+        if design.structure == "range":
+            bridge = self._sums.process.forward.bridge(seen.t, 0)
+            own = design.step(prediction, posterior, bridge, prediction.x_t).covariance
+            statistic = (prediction.heads["range"].clamp(-1, 1) + 1) / 2
         else:
-            own, counts = self._clean(design, seen)
-            if isinstance(own, Full):
-                raise ValueError(f"design {name!r} has a full covariance, which a sweep cannot price; score it by elbo")
+            own = posterior.covariance
             statistic = own.diagonal(seen.x_0)
-        if counts is not None:
-            self.clamps[name] += torch.stack([counts.below, counts.above, torch.tensor(counts.total)]).cpu()
+        self.clamps[name] += torch.tensor([bounds.below, bounds.above, bounds.total], dtype=torch.float64)
         return statistic.expand_as(seen.x_0), own
 
-    def _clean(self, design: CovarianceDesign, seen: Observation) -> tuple[Covariance, ClampCounts | None]:
-        process = self._sums.process
-        return design.clean_covariance(seen.prediction, process.forward.schedule, seen.t, process.largest_variance)
+    def _bounds(self) -> Bounds:
+        """Those of the process, with counts of their own."""
+        bounds = self._sums.process.bounds
+        return Bounds(bounds.data_range, bounds.clip_mean)
 
     def _deposit(self, name: str, statistic: Tensor, errors: list[Tensor], group: Tensor) -> None:
         if len(self._steps.log_ratio) == 0:
@@ -177,13 +174,13 @@ class TimeColumn:
             process = self._sums.process
             cells: Cells = (
                 RangeCells(process.forward.schedule.beta_bar(self._t))
-                if isinstance(self._sums.designs.by_name[name], LearnedRange)
-                else VarianceCells(self._steps, process.largest_variance)
+                if self._sums.designs.per_pixel[name].structure == "range"
+                else VarianceCells(self._steps, process.bounds.largest_variance)
             )
             self.deposits[name] = Deposit(cells, self._sums.groups, len(errors), statistic.device)
         self.deposits[name].add(statistic, errors, group)
 
-    def _add_last(self, name: str, seen: Observation, mean: Tensor, covariance: Covariance, group: Tensor) -> None:
+    def _add_last(self, name: str, seen: Observation, mean: Tensor, covariance: CovarianceShape, group: Tensor) -> None:
         if name in self._sums.last_names:
             process = self._sums.process
             if name.startswith("last/own/"):

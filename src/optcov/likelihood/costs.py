@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.estimators import PerTime, noise_to_signal
+from optcov.covariances import PerTime
 from optcov.forward import ForwardProcess
 from optcov.likelihood.elbo import check_ends_at_final_time
 from optcov.likelihood.profile import Nodes, Steps, column_costs, isotropic_costs, node_count
@@ -176,7 +176,7 @@ class CostTable:
 
     @cached_property
     def _measured_variances(self) -> dict[str, Tensor]:
-        ratio = noise_to_signal(self.grid.forward.schedule, self.grid.tensor)
+        ratio = torch.exp(-self.grid.forward.schedule.log_snr(self.grid.tensor))
         upper = None if self.data_range is None else ((self.data_range[1] - self.data_range[0]) / 2) ** 2
         return {
             "analytic": (ratio * (1 - self._measured("noise_square"))).clamp(0.0, upper),

@@ -8,7 +8,7 @@ Each term is defined in `terms`, where the table of costs takes it from, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -27,6 +27,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
     transition_cost,
 )
+from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
@@ -61,6 +62,7 @@ def elbo(
     last_variance: str = "paper",
     cdf: str = "exact",
     *,
+    condition: Mapping[str, Tensor] | None = None,
     seed: int = 0,
     images: Sequence[int] | None = None,
 ) -> ElboTerms:
@@ -68,6 +70,8 @@ def elbo(
 
     noise: callable t -> (B, *D), the noise that takes x_0 to x_t. By default it depends on (seed, image, t) alone;
     images are the numbers of the images, 0..B-1 unless told, so that a batch's place in a data set does not matter.
+
+    condition: what else the network takes by name, each a tensor with one entry per image.
 
     last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2), "own" the design's own, at least that
     of rounding to 8 bits; "reference_table" reproduces the authors' tables of costs. cdf: "exact", or "tanh" as the
@@ -86,6 +90,7 @@ def elbo(
     check_stochastic(process.forward)
     check_ends_at_final_time(trajectory, process.forward.schedule)
     check_images(x_0, process.data_range)
+    condition = check_condition(condition, len(x_0))
     if noise is None:
         numbers = range(len(x_0)) if images is None else images
         if len(numbers) != len(x_0):
@@ -93,7 +98,7 @@ def elbo(
         noise = seeded_noise(process.forward.schedule, seed, numbers, x_0.shape[1:], x_0.dtype)
     transitions: list[Tensor] = []
     for t, s in trajectory.descending():
-        seen = observe(process, x_0, t, noise(t))
+        seen = observe(process, x_0, t, noise(t), condition)
         if s > 0:
             transitions.insert(0, transition_cost(process, seen, s))
     return ElboTerms(

@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from optcov.estimators import CovarianceDesign, PerTime
+from optcov.covariances import Covariance, PerTime
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
 from optcov.likelihood.designs import DesignSet, default_designs
@@ -31,10 +31,10 @@ from optcov.likelihood.terms import (
     prior_cost,
     seeded_noise,
 )
+from optcov.prediction import check_condition
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
 from optcov.storage import StorageError, read_tensors, write_tensors
-from optcov.trajectory import CONTINUOUS_GRID
 
 
 class ImageSource(Protocol):
@@ -77,8 +77,9 @@ class Sweep:
         self,
         process: ReverseProcess,
         images: Tensor | ImageSource,
-        designs: Sequence[str] | Mapping[str, CovarianceDesign] | None = None,
+        designs: Sequence[str] | Mapping[str, Covariance] | None = None,
         *,
+        condition: Mapping[str, Tensor] | None = None,
         times: Sequence[float] | None = None,
         seed: int = 0,
         noise: NoiseByTime | None = None,
@@ -98,9 +99,10 @@ class Sweep:
         check_cdf(cdf)
         self.last_variances = tuple(check_last_variance(name) for name in last_variances)
         self.process, self.images, self.cdf = process, images, cdf
+        self.condition = check_condition(condition, len(images))
         self.grid = TimeGrid(process.forward, _all_times(process) if times is None else times)
         self.seed, self.noise, self.batch_size = seed, noise, _positive(batch_size, "batch_size")
-        self.numbers = (mean_square_noise, mean_square_residual)
+        self.numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
         rank, world = shard
         if not 0 <= rank < world:
             raise ValueError(f"shard = {shard} is not (number, count) with 0 <= number < count")
@@ -156,7 +158,8 @@ class Sweep:
             noise = seeded_noise(self.process.forward.schedule, self.seed, index.tolist(), shape, x_0.dtype)(t)
         else:
             noise = self.noise(t)[index]
-        seen = observe(self.process, x_0, t, noise)
+        condition = {name: value[index].to(x_0.device) for name, value in self.condition.items()}
+        seen = observe(self.process, x_0, t, noise, condition)
         if self._sums is None:
             self._sums = self._allocate(x_0[0].numel(), list(seen.prediction.heads))
         if column is None:
@@ -170,7 +173,7 @@ class Sweep:
     def _allocate(self, dimensions: int, heads: Sequence[str], names: Sequence[str] | None = None) -> Sums:
         wanted = self._wanted or names or default_designs(heads, self.process.forward)
         custom = wanted if isinstance(wanted, Mapping) else None
-        designs = DesignSet(list(wanted), self.process.forward, *self.numbers, custom)
+        designs = DesignSet(list(wanted), self.process.forward, self.numbers, custom)
         return Sums(self.process, self.grid, designs, self.last_variances, self.cdf, self.groups, dimensions)
 
     def _resume(self, path: Path) -> Sums:
@@ -225,7 +228,7 @@ class Sweep:
             "last variances": list(self.last_variances),
             "cdf": self.cdf,
             "network": self._identity,
-            "numbers per time": [None if f is None else self._digest(f) for f in self.numbers],
+            "numbers per time": [None if f is None else self._digest(f) for f in self.numbers.values()],
         }
 
     def _digest(self, numbers: PerTime) -> float:
@@ -248,7 +251,7 @@ class Sweep:
 def cost_table(
     process: ReverseProcess,
     images: Tensor | ImageSource,
-    designs: Sequence[str] | Mapping[str, CovarianceDesign] | None = None,
+    designs: Sequence[str] | Mapping[str, Covariance] | None = None,
     *,
     progress: Callable[[SweepProgress], None] | None = None,
     **options: Any,
@@ -258,6 +261,8 @@ def cost_table(
     process: its network, forward process and data range are used; its own covariance does not matter.
     images: (n, *D), or a source of batches. designs: names, or estimator objects by name; by default all that need
     no head and those whose head the network has.
+
+    condition: what else the network takes by name, each a tensor with one entry per image.
 
     times: a sub-grid of times that ends at the final one; default all of them, for real times i / 1000.
     seed: noise depends on (seed, image, t) alone; `elbo` with the same seed sees the same. noise: callable t -> noise
@@ -305,8 +310,8 @@ def gather(table: CostTable, processes: int) -> CostTable:
 
 
 def _all_times(process: ReverseProcess) -> list[float]:
-    steps = process.forward.schedule.steps
-    return list(range(1, steps + 1)) if steps else [i / CONTINUOUS_GRID for i in range(1, CONTINUOUS_GRID + 1)]
+    schedule = process.forward.schedule
+    return schedule.grid(range(1, schedule.grid_size + 1))
 
 
 def _positive(value: int, name: str) -> int:

@@ -10,7 +10,7 @@ float64, because r - log r - 1 and the difference of two means lose too many dig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from optcov.forward import ForwardProcess, first_step_variance
-from optcov.gaussian import Covariance, Diagonal, Full, Gaussian, Isotropic, kl_divergence, sum_pixels
+from optcov.gaussian import CovarianceShape, Diagonal, Full, Gaussian, Isotropic, kl_divergence, sum_pixels
 from optcov.likelihood.discretised import bin_half_width, discretised_log_prob
 from optcov.noise import batch_noise
-from optcov.prediction import NoisePrediction
-from optcov.reverse import ReverseProcess, require_finite
+from optcov.prediction import Prediction
+from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
-from optcov.trajectory import CONTINUOUS_GRID
 
 LAST_VARIANCES: Final = ("paper", "own", "reference_table")
 NoiseByTime = Callable[[float], Tensor]
@@ -33,30 +32,34 @@ NoiseByTime = Callable[[float], Tensor]
 @final
 @dataclass(frozen=True)
 class Observation:
-    """Images, their noisy versions at one time, and what the network says of them; all float64."""
+    """Images, and what the network says of their noisy versions at one time; all float64."""
 
     x_0: Tensor  # (B, *D)
-    x_t: Tensor  # (B, *D)
-    t: float
-    prediction: NoisePrediction
+    prediction: Prediction  # of x_t at a time t
+
+    @property
+    def t(self) -> float:
+        """The time."""
+        return float(self.prediction.t)
 
 
-def observe(process: ReverseProcess, x_0: Tensor, t: float, noise: Tensor) -> Observation:
+def observe(
+    process: ReverseProcess, x_0: Tensor, t: float, noise: Tensor, condition: Mapping[str, Tensor] | None = None
+) -> Observation:
     """Diffuse images to time t and ask the network about them, once."""
     x_t = process.forward.diffuse(x_0, t, noise.to(x_0.device, x_0.dtype))
-    prediction = process.predict(x_t, t)
-    sums = [output.sum() for output in (prediction.noise, *prediction.heads.values())]
+    prediction = process.predict(x_t, t, **(condition or {}))
+    sums = [output.sum() for output in (prediction.output, *prediction.heads.values())]
     if not bool(torch.stack(sums).isfinite().all()):  # cheaper than to look at every pixel, which names the samples
-        require_finite(prediction.bad_samples(), t)
-    heads = {name: head.double() for name, head in prediction.heads.items()}
-    return Observation(x_0.double(), x_t.double(), t, NoisePrediction(prediction.noise.double(), heads))
+        prediction.require_finite()
+    return Observation(x_0.double(), prediction.double())
 
 
 def seeded_noise(
     schedule: Schedule, seed: int, images: Sequence[int], shape: Sequence[int], dtype: torch.dtype
 ) -> NoiseByTime:
     """Noise that depends on (seed, image, time) alone."""
-    return lambda t: batch_noise(seed, images, _stream(schedule, t), shape, dtype)
+    return lambda t: batch_noise(seed, images, schedule.stream(t), shape, dtype)
 
 
 def prior_cost(forward: ForwardProcess, x_0: Tensor) -> Tensor:
@@ -74,23 +77,22 @@ def prior_cost(forward: ForwardProcess, x_0: Tensor) -> Tensor:
 def transition_cost(process: ReverseProcess, seen: Observation, s: float) -> Tensor:
     """KL from the true bridge to the model's step, (B,); s > 0."""
     bridge = process.forward.bridge(seen.t, s)
-    mean = bridge.clean_weight * seen.x_0 + bridge.noisy_weight * seen.x_t
+    mean = bridge.clean_weight * seen.x_0 + bridge.noisy_weight * seen.prediction.x_t
     true_step = Gaussian(mean, Isotropic(bridge.variance))
-    return kl_divergence(true_step, process.step_from(seen.prediction, seen.x_t, seen.t, s))
+    return kl_divergence(true_step, process.step_from(seen.prediction, s))
 
 
 def reconstruction_cost(
     process: ReverseProcess, seen: Observation, last_variance: str = "paper", cdf: str = "exact"
 ) -> Tensor:
     """-log p(x_0 | x_t), (B,)."""
-    mean = process.clean_mean(seen.prediction, seen.x_t, seen.t)
-    covariance: Covariance
+    step = process.step_from(seen.prediction, 0)
+    covariance: CovarianceShape
     if last_variance == "own":
-        step = process.step_from(seen.prediction, seen.x_t, seen.t, 0)
-        covariance = floored(step.covariance, mean, process.data_range)
+        covariance = floored(step.covariance, step.mean, process.data_range)
     else:
         covariance = Isotropic(fixed_last_variance(process.forward, seen.t, last_variance))
-    return last_step_cost(seen.x_0, Gaussian(mean, covariance), process.data_range, cdf)
+    return last_step_cost(seen.x_0, Gaussian(step.mean, covariance), process.data_range, cdf)
 
 
 def last_step_cost(x_0: Tensor, step: Gaussian, data_range: tuple[float, float] | None, cdf: str) -> Tensor:
@@ -101,7 +103,7 @@ def last_step_cost(x_0: Tensor, step: Gaussian, data_range: tuple[float, float] 
     return -sum_pixels(discretised_log_prob(x_0, step.mean, step.variance, data_range, cdf))
 
 
-def floored(covariance: Covariance, like: Tensor, data_range: tuple[float, float] | None) -> Covariance:
+def floored(covariance: CovarianceShape, like: Tensor, data_range: tuple[float, float] | None) -> CovarianceShape:
     """Raise variances to at least that of rounding to 8 bits, so that a last step has a density."""
     floor = bin_half_width(data_range or (-1, 1)) ** 2 / 3
     if isinstance(covariance, Full):
@@ -116,8 +118,7 @@ def fixed_last_variance(forward: ForwardProcess, t: float, last_variance: str) -
     "paper" is beta-tilde(1|2) at every t. "reference_table" is what the authors' tables of costs use, beta_bar_t but
     for the first time; it exists only to reproduce them.
     """
-    first_time = 1 if forward.schedule.steps else 1 / CONTINUOUS_GRID
-    if last_variance == "reference_table" and t != first_time:
+    if last_variance == "reference_table" and t != forward.schedule.small_step:
         return forward.schedule.beta_bar(t)
     return first_step_variance(forward.schedule)
 
@@ -154,8 +155,3 @@ def check_stochastic(forward: ForwardProcess) -> None:
             "at eta = 0 the variational bound is infinite: the forward process is deterministic given x_0, so its KL "
             "divergence to any Gaussian step diverges; use eta in (0, 1], or the probability-flow ODE likelihood"
         )
-
-
-def _stream(schedule: Schedule, t: float) -> int:
-    """The number under which a time's noise is drawn; real times are told apart down to 1e-9."""
-    return int(t) if schedule.steps else round(t * 10**9)

@@ -34,10 +34,19 @@ class Activation:
 
         Weights on another device than the CPU are not compared: the loop would wait for it.
         """
-        return self._same_groups(norm) and all(
-            own is other if own is None or other is None else _known(own, other) and torch.equal(own, other)
-            for own, other in ((norm.weight, self.norm.weight), (norm.bias, self.norm.bias))
-        )
+        if not self._same_groups(norm):
+            return False
+        gradient = torch.is_grad_enabled()
+        for own, other in ((norm.weight, self.norm.weight), (norm.bias, self.norm.bias)):
+            if own is None or other is None:
+                if own is not other:
+                    return False
+                continue
+            if not (own.is_cpu and other.is_cpu) or (gradient and (own.requires_grad or other.requires_grad)):
+                return False
+            if own.dtype != other.dtype or not torch.equal(own, other):
+                return False
+        return True
 
     def rescaled(self, norm: nn.GroupNorm) -> Tensor | None:
         """norm(features) by a head's own normalisation, (B, F, *D), in one pass over what is known.

@@ -102,11 +102,10 @@ class Backbone(nn.Module):
                 seen["activation"] = output
 
         readers = {self.tap: read_features, self.time_embedding: read_time, self.activation: read_activation}
-        handles = [
-            _submodule(self.module, name).register_forward_hook(reader)
-            for name, reader in readers.items()
-            if name is not None
-        ]
+        handles = []
+        for name, reader in readers.items():
+            if name is not None:
+                handles.append(self.module.get_submodule(name).register_forward_hook(reader))
         try:
             yield seen
         finally:
@@ -117,7 +116,7 @@ class Backbone(nn.Module):
         """What heads may share, if the two modules are what heads begin with."""
         if "activation" not in seen or self.activation is None:
             return None
-        norm, silu = _submodule(self.module, self.tap), _submodule(self.module, self.activation)
+        norm, silu = self.module.get_submodule(self.tap), self.module.get_submodule(self.activation)
         if not isinstance(norm, nn.GroupNorm) or not isinstance(silu, nn.SiLU):
             return None
         return Activation(norm, seen["normalised"], seen["activation"])

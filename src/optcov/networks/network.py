@@ -1,7 +1,7 @@
-"""A noise predictor with heads: the callable (x_t, t) -> NoisePrediction that the rest of the package speaks of.
+"""A denoiser with heads: the callable (x_t, t, **condition) -> Prediction that the rest of the package speaks of.
 
-backbone(x_t, argument(t)) -> raw output, features, time embedding
-noise = to_noise(raw output),  heads = {name: head(features, time embedding)}        (Eq. 17)
+backbone(x_t, argument(t), **condition) -> raw output, features, time embedding
+prediction = raw output as it is meant,  heads = {name: head(features, time embedding)}        (Eq. 17)
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from optcov.gaussian import per_sample
 from optcov.networks.backbone import Backbone, BackboneOutput
 from optcov.networks.heads import Head
 from optcov.networks.times import TimeArgument, TimeMatch
-from optcov.prediction import PARAMETERISATIONS, NoisePrediction, to_noise
-from optcov.schedule import DiscreteSchedule, Schedule, Time, VPSchedule
+from optcov.prediction import Prediction, check_kind
+from optcov.schedule import Schedule, Time
 
 
 @final
@@ -26,7 +25,7 @@ class HeadedNetwork(nn.Module):
 
     schedule: the backbone's own; times t of a call are times of this schedule unless `on` gives another one.
     time_argument: (t - shift) * scale as the backbone expects it; by default 1000 n / N, or 999 t.
-    parameterisation: what the backbone's output means, "epsilon" | "sample" | "v_prediction".
+    parameterisation: what the backbone's output means, see optcov.prediction.
     learned_range: the output has twice the channels, noise and the v of Improved DDPM.
     """
 
@@ -40,16 +39,12 @@ class HeadedNetwork(nn.Module):
         learned_range: bool = False,
     ):
         super().__init__()
-        if parameterisation not in PARAMETERISATIONS:
-            raise ValueError(
-                f"unknown parameterisation {parameterisation!r}; choose one of {', '.join(PARAMETERISATIONS)}"
-            )
         self.backbone = backbone
         self.native_schedule = schedule
         self.schedule = schedule
         self.heads = nn.ModuleDict(dict(heads or {}))
         self.time_argument = time_argument or TimeArgument.default(schedule)
-        self.parameterisation = parameterisation
+        self.parameterisation = check_kind(parameterisation)
         self.learned_range = learned_range
         self._match: TimeMatch | None = None
 
@@ -78,13 +73,14 @@ class HeadedNetwork(nn.Module):
         other.heads = heads
         return other.train(self.training)
 
-    def forward(self, x_t: Tensor, t: Time, **condition: Tensor) -> NoisePrediction:
-        """Predict noise and heads at x_t (B, *D) and t, a number or (B,), a time of `self.schedule`."""
+    def forward(self, x_t: Tensor, t: Time, **condition: Tensor) -> Prediction:
+        """Predict at x_t (B, *D) and t, a number or (B,), a time of `self.schedule`."""
         return self.predict_from(self.features(x_t, t, **condition), x_t, t)
 
     def features(self, x_t: Tensor, t: Time, **condition: Tensor) -> BackboneOutput:
         """Run the backbone once, without the heads."""
-        x_t = self._unit_power(x_t, t)
+        if self._match is not None and not self._match.same_scale:
+            x_t = self._match.scaled(x_t, t)
         argument = self.arguments(t).to(x_t.device).expand(len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument, **condition)
         channels = x_t.shape[1] * (2 if self.learned_range else 1)
@@ -99,35 +95,23 @@ class HeadedNetwork(nn.Module):
         """The backbone's time argument at times of `self.schedule`, float32, () or (B,)."""
         return self.time_argument(self.schedule.check_times(t) if self._match is None else self._match(t))
 
-    def _unit_power(self, x_t: Tensor, t: Time) -> Tensor:
-        """x_t as the backbone knows it: with the total power 1 of its own, variance-preserving schedule."""
-        if self._match is None or isinstance(self.schedule, DiscreteSchedule | VPSchedule):
-            return x_t  # the schedule in use preserves the variance, too
-        power = self.schedule.alpha_bar(t) + self.schedule.beta_bar(t)
-        return x_t / per_sample(power.sqrt(), x_t)
-
-    def noise_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Tensor:
-        """The noise that the backbone's raw output implies, (B, *D)."""
+    def prediction_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Prediction:
+        """What a backbone pass at hand says of x_t, without the heads."""
         raw = output.output[:, : x_t.shape[1]].contiguous()  # what follows mixes it with x_t, pixel by pixel
-        if self.parameterisation == "epsilon":
-            return raw
-        alpha_bar, beta_bar = (
-            per_sample(level, x_t) for level in (self.schedule.alpha_bar(t), self.schedule.beta_bar(t))
-        )
-        power = alpha_bar + beta_bar  # 1, unless the schedule in use is not variance-preserving
-        return to_noise(raw, x_t / torch.sqrt(power), alpha_bar / power, beta_bar / power, self.parameterisation)
+        signal, spread = self.schedule.levels(t)
+        return Prediction(x_t, t, raw, self.parameterisation, signal, spread)
 
-    def predict_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> NoisePrediction:
-        """Noise and heads from a backbone pass at hand."""
-        noise = self.noise_from(output, x_t, t)
+    def predict_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Prediction:
+        """The same with what the heads say."""
+        prediction = self.prediction_from(output, x_t, t)
         log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32).expand(len(x_t))
-        heads = {
-            name: head(output.features, output.time_embedding, log_snr, noise, output.activation)
-            for name, head in self.heads.items()
-        }
+        heads, units = {}, {}
+        for name, head in self.heads.items():
+            heads[name] = head(output.features, output.time_embedding, log_snr, prediction.noise, output.activation)
+            units[name] = str(head.unit)
         if self.learned_range:
             heads["range"] = output.output[:, x_t.shape[1] :].contiguous()
-        return NoisePrediction(noise, heads)
+        return prediction.with_heads(heads, units)
 
 
 def _channel_remedy(returned: int, images: int) -> str:

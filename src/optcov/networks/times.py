@@ -2,8 +2,8 @@
 
 The time argument of a network is (t - shift) * scale: scale 1000 / N for a discrete schedule of N steps (shift 0 or
 1), and 999 for the VP SDE. A network knows noise by its level alone, so that it serves every schedule: a time t of
-another one becomes the time with the same log-SNR on the network's own, and x_t is scaled to unit total power (which
-it has already, if the other schedule is variance-preserving).
+another one becomes the time with the same log-SNR on the network's own, and x_t is scaled to the noise that the network
+knows there (which it has already, if both schedules are variance-preserving).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import warnings
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.schedule import DiscreteSchedule, Schedule, Time, VPSchedule, remembered
+from optcov.gaussian import per_sample
+from optcov.schedule import Schedule, Time, remembered
 
-FIRST_TIME = 1e-5  # continuous training draws t in [FIRST_TIME, 1]
 TOLERANCE = 0.1  # of log-SNR: a network does not notice; the linear schedule ends 0.07 beyond the VP SDE
 
 
@@ -64,15 +63,10 @@ class TimeMatch:
     """
 
     def __init__(self, schedule: Schedule, native: Schedule):
-        if not isinstance(native, DiscreteSchedule | VPSchedule):
-            raise ValueError(
-                f"cannot match times to {native!r}; the network's own schedule must be variance-preserving"
-            )
-        self.schedule = schedule
-        self.native: DiscreteSchedule | VPSchedule = native
-        first = 1.0 if native.steps else FIRST_TIME
-        self._highest = float(native.log_snr(first))
+        self.schedule, self.native = schedule, native
+        self._highest = float(native.log_snr(native.first_time))
         self._lowest = float(native.log_snr(native.final_time))
+        self.same_scale = schedule.preserves_variance and native.preserves_variance  # x_t needs no scaling
         self._warned = False
 
     @remembered
@@ -81,12 +75,12 @@ class TimeMatch:
         log_snr = self.schedule.log_snr(t)
         inside = log_snr.clamp(self._lowest, self._highest)
         self._warn_once(log_snr, inside)
-        return self.at_level(inside)
+        return self.native.time_at(inside)
 
-    def at_level(self, log_snr: Tensor) -> Tensor:
-        """Native time of a log-SNR that the native schedule has."""
-        # log alpha_bar = -log(1 + 1 / snr) for every variance-preserving schedule
-        return _time_of(self.native, -torch.nn.functional.softplus(-log_snr))
+    def scaled(self, x_t: Tensor, t: Time) -> Tensor:
+        """x_t as the network knows it: with as much noise as its own schedule has at that log-SNR."""
+        factor = (self.native.beta_bar(self(t)) / self.schedule.beta_bar(t)).sqrt()
+        return per_sample(factor, x_t) * x_t
 
     def _warn_once(self, log_snr: Tensor, inside: Tensor) -> None:
         if self._warned or not bool(((log_snr - inside).abs() > TOLERANCE).any()):
@@ -97,14 +91,3 @@ class TimeMatch:
             f"{self._lowest:.2f} to {self._highest:.2f} of {self.native!r}); the nearest trained time is used there",
             stacklevel=6,
         )
-
-
-def _time_of(schedule: DiscreteSchedule | VPSchedule, log_alpha_bar: Tensor) -> Tensor:
-    """Invert log_alpha_bar: exactly for the VP SDE, by interpolation between a discrete schedule's times."""
-    if isinstance(schedule, VPSchedule):
-        decay, slope = -log_alpha_bar, schedule.beta_max - schedule.beta_min
-        root = torch.sqrt(schedule.beta_min**2 + 2 * slope * decay)
-        return 2 * decay / (schedule.beta_min + root)  # the quadratic's positive root, in the form without cancellation
-    levels = schedule.log_alpha_bar(torch.arange(len(schedule.betas) + 1)).numpy()
-    times = np.interp(-log_alpha_bar.numpy(), -levels, np.arange(len(levels), dtype=np.float64))
-    return torch.as_tensor(times)

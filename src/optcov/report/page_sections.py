@@ -188,7 +188,7 @@ def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> 
         prediction = first.predict(x_t, t)
         times.append(t)
         for name, process in processes.items():
-            curves[name].append(mean(process.step_from(prediction, x_t, t, s).variance))
+            curves[name].append(mean(process.step_from(prediction, s).variance))
     caption = (
         f"Mean variance of the step from t to the next of {size.curve_steps} even times, {len(x_0)} images, DDPM's "
         f"forward process; dotted: beta-tilde and beta, between which the optimal one lies if the mean is perfect"
@@ -208,7 +208,7 @@ def _calibration(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -
         x_t = first.forward.diffuse(x_0, t, batch_noise(seed, range(len(x_0)), number, x_0.shape[1:]))
         prediction = first.predict(x_t, t)
         for name, process in processes.items():
-            posterior = process.posterior_from(prediction, x_t, t)
+            posterior = process.posterior_from(prediction)
             squared_error = (x_0 - posterior.mean).square()
             found[name].append(Calibrated.of(posterior.variance.flatten(1).mean(1), squared_error.flatten(1).mean(1)))
     caption = (

@@ -14,13 +14,13 @@ not with the tolerance: data of variance 0.30 comes out with 0.306 in 64 dimensi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from optcov.gaussian import per_sample
-from optcov.prediction import Network
+from optcov.prediction import Network, check_condition
 from optcov.schedule import Schedule
 from optcov.solvers.result import NoiseSource, SolverResult
 from optcov.solvers.reverse_sde import END_TIME, ReverseSDE, check_end_time
@@ -45,6 +45,7 @@ def gotta_go_fast(
     end_time: float = END_TIME,
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
+    condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
     """Solve the reverse SDE from start = x_1 (B, *D), each sample with its own step sizes.
 
@@ -54,7 +55,8 @@ def gotta_go_fast(
     """
     _check_tolerances(relative_tolerance, absolute_tolerance, first_step)
     start = start.to(torch.promote_types(start.dtype, torch.float32))  # a step in half precision is mostly rounding
-    sde, source = ReverseSDE(network, schedule, data_range), NoiseSource(start, seed, indices)
+    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
+    source = NoiseSource(start, seed, indices)
     x, previous = start.clone(), start.clone()  # previous: x' of the last accepted trial
     time = torch.ones(len(x), dtype=torch.float64)  # on the CPU, like h: they decide which samples go on
     h = torch.full_like(time, min(first_step, 1.0 - check_end_time(end_time)))
@@ -64,7 +66,7 @@ def gotta_go_fast(
         trial += 1
         evaluations[rows] += 2
         there = rows.to(x.device)
-        euler, improved = _trial(sde, x[there], time[rows], h[rows], source.draw_for(rows.tolist(), trial))
+        euler, improved = _trial(sde.among(rows), x[there], time[rows], h[rows], source.draw_for(rows.tolist(), trial))
         size = torch.maximum(euler.abs(), previous[there].abs())
         delta = (relative_tolerance * size).clamp(min=absolute_tolerance)
         error = ((euler - improved) / delta).double().flatten(1).square().mean(1).sqrt().cpu()

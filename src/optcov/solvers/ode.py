@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from optcov.prediction import Network
+from optcov.prediction import Network, check_condition
 from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, check_start
 from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE, check_end_time
@@ -23,13 +25,14 @@ def probability_flow(
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
     convention: str = "exact",
+    condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
     """Solve the ODE by Euler steps from start = x_1 (B, *D), with `steps` evaluations.
 
     denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or "score_sde"
     for the steps of the paper's table (see `Grid`).
     """
-    sde = ReverseSDE(network, schedule, data_range)
+    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
     grid = Grid(steps, end_time, denoise, convention)
     check_start(start)
     watch, x = FiniteWatch(start), start
@@ -55,6 +58,7 @@ def probability_flow_adaptive(
     end_time: float = END_TIME,
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
+    condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
     """Solve the ODE by torchdiffeq from start = x_1 (B, *D), with steps as long as the tolerances allow.
 
@@ -63,7 +67,7 @@ def probability_flow_adaptive(
     """
     from torchdiffeq import odeint
 
-    sde = ReverseSDE(network, schedule, data_range)
+    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
     check_start(start)
     if not (relative_tolerance > 0 and absolute_tolerance > 0):
         raise ValueError(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from optcov.noise import image_generator
-from optcov.prediction import Network
+from optcov.prediction import Network, check_condition
 from optcov.schedule import DiscreteSchedule, Schedule
 from optcov.solvers.result import SolverResult, check_start
 from optcov.watch import FiniteWatch
@@ -67,6 +67,7 @@ def peer(
     *,
     indices: Sequence[int] | None = None,
     data_range: tuple[float, float] | None = None,
+    condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
     """Sample by a scheduler of diffusers from start (B, *D), noise at the last time, in `steps` calls.
 
@@ -76,9 +77,9 @@ def peer(
     # one generator per image, drawn from in the order of the steps: its noise does not depend on the batch
     generators = [image_generator(seed, image, 1) for image in check_start(start, indices)]
     noise = {"generator": generators} if PEERS[name].stochastic else {}
-    watch, x = FiniteWatch(start), start
+    watch, x, condition = FiniteWatch(start), start, check_condition(condition, len(start))
     for t in scheduler.timesteps.tolist():
-        prediction = network(x, t + 1)
+        prediction = network(x, t + 1, **condition)
         x = scheduler.step(prediction.noise.to(x.dtype), t, x, **noise).prev_sample
         watch.look(x, t + 1)
     watch.require_finite()

@@ -8,6 +8,7 @@ With score = -eps_hat / sqrt(beta_bar), going down by dt > 0:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -27,12 +28,21 @@ CONVENTIONS = ("exact", "score_sde")
 
 @final
 class ReverseSDE:
-    """Right-hand sides of both equations; data_range clips the last, denoised image only."""
+    """Right-hand sides of both equations; data_range clips the last, denoised image only.
 
-    def __init__(self, network: Network, schedule: Schedule, data_range: tuple[float, float] | None = None):
+    condition: what else the network takes by name, each a tensor with one entry per sample.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        schedule: Schedule,
+        data_range: tuple[float, float] | None = None,
+        condition: Mapping[str, Tensor] | None = None,
+    ):
         if not isinstance(schedule, VPSchedule):
             raise ValueError(f"this solver reverses the VP SDE and needs Schedule.vp_sde(), got {schedule!r}")
-        self.schedule = schedule
+        self.schedule, self.condition = schedule, dict(condition or {})
         self._process = ReverseProcess(network, ForwardProcess(schedule), "beta_tilde", data_range)
 
     def sde_slope(self, x: Tensor, t: Time) -> Tensor:
@@ -49,10 +59,16 @@ class ReverseSDE:
 
     def denoised(self, x: Tensor, t: Time) -> Tensor:
         """The posterior mean E[x_0 | x_t], (B, *D)."""
-        return self._process.clean_mean(self._process.predict(x, t), x, t)
+        prediction = self._process.predict(x, t, **self.condition)
+        return self._process.bounds.clip(prediction.clean)
+
+    def among(self, rows: Tensor) -> ReverseSDE:
+        """The same for some of the samples."""
+        condition = {name: value[rows.to(value.device)] for name, value in self.condition.items()}
+        return ReverseSDE(self._process.network, self.schedule, self._process.data_range, condition)
 
     def _scaled_noise(self, x: Tensor, t: Time) -> Tensor:
-        noise = self._process.predict(x, t).noise
+        noise = self._process.predict(x, t, **self.condition).noise
         return noise.to(x.dtype) / per_sample(self.schedule.beta_bar(t).sqrt(), x)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from optcov.forward import ForwardProcess
-from optcov.prediction import Network
+from optcov.prediction import Network, check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
 from optcov.solvers.result import NoiseSource, SolverResult, StepNoise
@@ -31,6 +31,7 @@ def euler_maruyama(
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
     convention: str = "exact",
+    condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
     """Solve the reverse SDE by x + h drift + sqrt(beta h) z from start = x_1 (B, *D), in `steps` evaluations.
 
@@ -45,7 +46,7 @@ def euler_maruyama(
     >>> result.x_0.shape, result.evaluations.tolist()
     (torch.Size([2, 1]), [10, 10])
     """
-    sde = ReverseSDE(network, schedule, data_range)
+    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
     grid = Grid(steps, end_time, denoise, convention)
     source, watch = NoiseSource(start, seed, indices, noise), FiniteWatch(start)
     x, moves = start, grid.moves()
@@ -72,6 +73,7 @@ def ancestral_sampling(
     *,
     indices: Sequence[int] | None = None,
     data_range: tuple[float, float] | None = None,
+    condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
     """Walk the Markov chain of DDPM with variance beta along the even trajectory, from start = x_1 (B, *D).
 
@@ -79,9 +81,10 @@ def ancestral_sampling(
     x0_hat in every step.
     """
     process = ReverseProcess(network, ForwardProcess(schedule), "beta", data_range)
+    condition = check_condition(condition, len(start))
     source, watch, x = NoiseSource(start, seed, indices, noise), FiniteWatch(start), start
     for number, (t, s) in enumerate(Trajectory.even(schedule, steps).descending(), start=1):
-        step = process.step_from(process.predict(x, t), x, t, s)
+        step = process.step_from(process.predict(x, t, **condition), s)
         x = step.sample(source.draw(number, t, s)) if s > 0 else step.mean
         watch.look(x, t)
     watch.require_finite()

@@ -22,7 +22,7 @@ from optcov.tables.images import TableImages
 from optcov.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from optcov.estimators import PerTime
+    from optcov.covariances import PerTime
 
 ROW_OF_DESIGN = {
     "beta_tilde": "DDPM, beta-tilde",

@@ -16,7 +16,6 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from optcov.networks.times import FIRST_TIME, TimeMatch
 from optcov.schedule import Schedule
 from optcov.training.config import TrainingError
 
@@ -73,9 +72,8 @@ class NoiseLevels:
     def times(self, schedule: Schedule, uniform: Tensor) -> Tensor:
         """Times at these quantiles, (B,); levels beyond the schedule's own become its first or last."""
         log_snr = -2 * (self.mean + self.std * torch.special.ndtri(uniform))
-        first = 1.0 if schedule.steps else FIRST_TIME
-        ends = float(schedule.log_snr(schedule.final_time)), float(schedule.log_snr(first))
-        times = TimeMatch(schedule, schedule).at_level(log_snr.clamp(*ends))
+        ends = float(schedule.log_snr(schedule.final_time)), float(schedule.log_snr(schedule.first_time))
+        times = schedule.time_at(log_snr.clamp(*ends))
         return times if schedule.steps is None else times.round().long().clamp(1, schedule.steps)
 
 
@@ -170,7 +168,7 @@ def draw_times(schedule: Schedule, count: int, generator: torch.Generator, level
     if levels is not None:
         return levels.times(schedule, uniform)
     if schedule.steps is None:
-        return FIRST_TIME + (1 - FIRST_TIME) * uniform
+        return schedule.first_time + (schedule.final_time - schedule.first_time) * uniform
     return 1 + (uniform * schedule.steps).long().clamp(max=schedule.steps - 1)
 
 

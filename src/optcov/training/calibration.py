@@ -9,14 +9,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from optcov.covariances import of_head
 from optcov.forward import ForwardProcess
 from optcov.networks import HeadedNetwork
 from optcov.training.batches import Batches, Source
 from optcov.training.config import TrainingError
-from optcov.training.objectives import look
-from optcov.training.targets import npr_target, sn_target
-
-_TARGETS = {"npr": npr_target, "sn": sn_target}
+from optcov.training.objectives import observe
+from optcov.training.targets import head_task
 
 
 @final
@@ -55,8 +54,9 @@ def calibrate(
 
     progress: called with the batches done and the batches to do, after each.
     """
-    if head not in _TARGETS:
-        raise TrainingError(f"calibration is defined for the heads {', '.join(_TARGETS)}, not {head!r}")
+    if head not in network.heads or not of_head(head).has_posterior:
+        raise TrainingError(f"calibration is defined for heads of the network that estimate a moment, not {head!r}")
+    task = head_task(head, network.heads[head])  # type: ignore[arg-type]
     network.eval()
     process = ForwardProcess(network.schedule)
     batches = Batches(source, network.schedule, batch_size, seed)
@@ -65,11 +65,11 @@ def calibrate(
     count = max(1, round(samples / batch_size))
     for number in range(1, count + 1):
         batch = batches(number).to(device)
-        situation, output = look(network, process, batch)
-        prediction = network.predict_from(output, situation.x_t, batch.times)
+        example, output = observe(network, process, batch)
+        prediction = network.predict_from(output, example.prediction.x_t, batch.times)
         times.append(batch.times.double())
-        predicted.append(prediction.head(head).flatten(1).mean(1, dtype=torch.float64).cpu())
-        measured.append(_TARGETS[head](situation).target.flatten(1).mean(1, dtype=torch.float64).cpu())
+        predicted.append(prediction.heads[head].flatten(1).mean(1, dtype=torch.float64).cpu())
+        measured.append(task.regression(example).target.flatten(1).mean(1, dtype=torch.float64).cpu())
         if progress is not None:
             progress(number, count)
     return _pool(torch.cat(times), torch.cat(predicted), torch.cat(measured), network.schedule.final_time, parts)

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from optcov.covariances import Regression
 from optcov.gaussian import per_sample
 from optcov.networks.heads import Head, TimedHead
 from optcov.networks.thin import thin_convolution, thin_weight_gradient
 from optcov.training.config import TrainingError
-from optcov.training.targets import Regression
 
 LOG_CHI_SQUARE_MEAN = -1.2703628454614782  # E[log z^2] for standard normal z: -(log 2 + Euler's constant)
 SMALLEST_TARGET = 1e-12  # log of an exact zero would be minus infinity; only the start uses it

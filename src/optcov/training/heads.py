@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from optcov.covariances import Covariance, of_head
 from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
 from optcov.training.config import TrainingError
-from optcov.training.targets import TARGETS, HeadTask, head_task
+from optcov.training.targets import HeadTask, head_task
 
 
 def new_heads(
@@ -27,9 +28,9 @@ def new_heads(
     outputs, "mse" the paper's linear ones; the learned range is a linear convolution head unless the others are
     residual or dense. A normalisation starts as the backbone's own, if the tapped module is one.
     """
-    unknown = [name for name in names if name not in TARGETS]
-    if unknown or not names:
-        raise TrainingError(f"unknown heads {unknown}; choose among {', '.join(TARGETS)}")
+    if not names:
+        raise TrainingError("there is no head to fit; choose some, such as sn and npr")
+    kinds = {name: of_head(name) for name in names}  # refuses unknown ones
     with torch.no_grad():
         output = network.features(example, network.schedule.final_time)
     if (kind == "dense") != (example.ndim == 2) and kind is not None:
@@ -42,18 +43,18 @@ def new_heads(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name in names:
-            head = _new_head(network, output, example.shape[1], *_choose(name, kind, loss))
+            head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
             tasks[name] = head_task(name, head.to(example.device))
     return tasks
 
 
-def _choose(name: str, kind: str, loss: str) -> tuple[str, str, str]:
+def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str, str]:
     """Kind, output transform and base of a head."""
     if kind == "timed":
         if loss != "gamma":
             raise TrainingError('timed heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
-        return ("conv", "linear", "") if name == "range" else ("timed", "exp", "noise" if name == "sn" else "scale")
-    return kind, "linear" if name == "range" or loss == "mse" else "exp", ""
+        return ("timed", "exp", covariance.base) if covariance.has_posterior else ("conv", "linear", "")
+    return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear", ""
 
 
 def _new_head(

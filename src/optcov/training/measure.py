@@ -21,7 +21,6 @@ from optcov import processes
 from optcov.bundle import NumbersPerTime
 from optcov.forward import ForwardProcess
 from optcov.networks import HeadedNetwork, fingerprint
-from optcov.networks.times import FIRST_TIME, TimeMatch
 from optcov.noise import batch_noise
 from optcov.schedule import Schedule
 from optcov.training.batches import Source, step_generator
@@ -50,11 +49,11 @@ def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
         return torch.arange(1, schedule.steps + 1)
     if count < 2:
         raise TrainingError(f"{count} times are too few to interpolate between; use 2 or more")
-    first = 1.0 if schedule.steps else FIRST_TIME
-    ends = schedule.log_snr(torch.tensor([first, schedule.final_time]))
+    first = schedule.first_time
+    ends = schedule.log_snr(torch.tensor([first, schedule.final_time], dtype=torch.float64))
     levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)
     if schedule.steps is None:
-        times = TimeMatch(schedule, schedule).at_level(levels)
+        times = schedule.time_at(levels)
         times[0], times[-1] = first, schedule.final_time
         return times
     known = -schedule.log_snr(torch.arange(1, schedule.steps + 1)).numpy()
@@ -123,7 +122,7 @@ def _measure_at(
         x_0 = source.unit(index).to(accelerator.device)
         noise = batch_noise(seed, index.tolist(), 0, x_0.shape[1:]).to(x_0)
         x_t = process.diffuse(x_0, t, noise)
-        predicted = network.noise_from(network.features(x_t, t), x_t, t)
+        predicted = network.prediction_from(network.features(x_t, t), x_t, t).noise
         per_image = torch.stack([_mean_square(predicted), _mean_square(noise - predicted)])
         sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
     total = accelerator.reduce(sums, "sum").cpu() / len(chosen)

@@ -9,13 +9,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from optcov.covariances import Example, Regression
 from optcov.forward import ForwardProcess
-from optcov.gaussian import weighted_sum
 from optcov.networks import BackboneOutput, HeadedNetwork
+from optcov.prediction import output_of
 from optcov.training.batches import Batch
 from optcov.training.config import TrainingError
 from optcov.training.losses import gamma_deviance, noise_loss, squared_error
-from optcov.training.targets import HeadTask, Regression, Situation
+from optcov.training.targets import HeadTask
 
 LOSSES = ("gamma", "mse")
 
@@ -33,16 +34,9 @@ class NoiseObjective(nn.Module):
         """Loss per sample."""
         x_t = self.process.diffuse(batch.x_0, batch.times, batch.noise)
         output = self.network.features(x_t, batch.times, **batch.condition).output
-        return squared_error(self._target(batch), output) / batch.noise[0].numel()
-
-    def _target(self, batch: Batch) -> Tensor:
-        schedule, kind = self.network.schedule, self.network.parameterisation
-        if kind == "epsilon":
-            return batch.noise
-        if kind == "sample":
-            return batch.x_0
-        signal, noise = schedule.alpha_bar(batch.times).sqrt(), schedule.beta_bar(batch.times).sqrt()
-        return weighted_sum(signal, batch.noise, -noise, batch.x_0)
+        levels = self.network.schedule.levels(batch.times)
+        target = output_of(self.network.parameterisation, batch.x_0, batch.noise, *levels)
+        return squared_error(target, output) / batch.noise[0].numel()
 
 
 @final
@@ -76,10 +70,10 @@ class HeadObjective(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Sum of the heads' losses per sample."""
         with torch.no_grad():
-            situation, output = look(self.network, self.process, batch)
+            example, output = observe(self.network, self.process, batch)
         # torch crashes in the gradient of a group normalisation of channels-last inputs that need none themselves
         output = replace(output, features=output.features.contiguous())
-        return head_losses(self.tasks, situation, output, self.loss)
+        return head_losses(self.tasks, example, output, self.loss)
 
 
 @final
@@ -101,40 +95,39 @@ class JointObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Loss per sample."""
-        situation, output = look(self.network, self.process, batch)
-        noise = self.network.noise_from(output, situation.x_t, batch.times)
+        example, output = observe(self.network, self.process, batch)
+        noise = self.network.prediction_from(output, example.prediction.x_t, batch.times).noise
         mean_loss = noise_loss(batch.noise, noise) / batch.noise[0].numel()
-        return mean_loss + self.head_weight * head_losses(self.tasks, situation, output, self.loss)
+        return mean_loss + self.head_weight * head_losses(self.tasks, example, output, self.loss)
 
 
-def look(network: HeadedNetwork, process: ForwardProcess, batch: Batch) -> tuple[Situation, BackboneOutput]:
-    """One forward pass of the backbone: what the targets may look at, and what the heads read."""
+def observe(network: HeadedNetwork, process: ForwardProcess, batch: Batch) -> tuple[Example, BackboneOutput]:
+    """One forward pass of the backbone: what the targets may look at, without gradient, and what the heads read."""
     x_t = process.diffuse(batch.x_0, batch.times, batch.noise)
     output = network.features(x_t, batch.times, **batch.condition)
-    predicted = network.noise_from(output, x_t, batch.times).detach()
-    return Situation(batch, x_t, predicted, process, network), output
+    prediction = network.prediction_from(output, x_t, batch.times).detach()
+    return Example(prediction, batch.x_0, batch.noise, batch.times, process), output
 
 
-def head_losses(tasks: Mapping[str, HeadTask], situation: Situation, output: BackboneOutput, loss: str) -> Tensor:
+def head_losses(tasks: Mapping[str, HeadTask], example: Example, output: BackboneOutput, loss: str) -> Tensor:
     """Sum of the heads' losses per sample, averaged over pixels."""
-    total = torch.zeros(len(situation.x_t), device=situation.x_t.device)
+    x_t = example.prediction.x_t
+    total = torch.zeros(len(x_t), device=x_t.device)
     for task in tasks.values():
         with torch.no_grad():
-            regression = task.target(situation)
-        total = total + _head_loss(task, regression, situation, output, loss)
-    return total / situation.x_t[0].numel()
+            regression = task.regression(example)
+        total = total + _head_loss(task, regression, example, output, loss)
+    return total / x_t[0].numel()
 
 
-def _head_loss(
-    task: HeadTask, regression: Regression, situation: Situation, output: BackboneOutput, loss: str
-) -> Tensor:
-    head, log_snr = task.module, situation.log_snr
+def _head_loss(task: HeadTask, regression: Regression, example: Example, output: BackboneOutput, loss: str) -> Tensor:
+    head, log_snr = task.module, example.log_snr
     raw = head.mix(head.last(head.inputs(output.features, output.time_embedding)), log_snr)
     weight = regression.weight.to(raw.device, raw.dtype)
-    if task.estimator == "range" or head.transform == "exp":
-        # the learned range has one loss only, the variational one
-        log_g = regression.log_estimate(head.log_base(log_snr, situation.predicted) + head.squash(raw))
-        if loss == "gamma" or task.estimator == "range":
+    one_loss = not task.covariance.has_posterior  # the learned range has one loss only, the variational one
+    if one_loss or head.transform == "exp":
+        log_g = regression.log_estimate(head.log_base(log_snr, example.prediction.noise) + head.squash(raw))
+        if loss == "gamma" or one_loss:
             return weight * gamma_deviance(regression.target, log_g)
         return weight * squared_error(regression.target, log_g.exp())
     return weight * squared_error(regression.target, raw)
@@ -144,7 +137,7 @@ def _check_loss(loss: str, tasks: Mapping[str, HeadTask]) -> None:
     if loss not in LOSSES:
         raise TrainingError(f"unknown loss {loss!r} of the heads; choose one of {', '.join(LOSSES)}")
     for name, task in tasks.items():
-        wrong = loss == "gamma" and name != "range" and task.module.transform != "exp"
-        if wrong or (name == "range" and task.module.transform != "linear"):
-            needed = "linear" if name == "range" else "exp"
+        positive = task.covariance.has_posterior and loss == "gamma"
+        needed = "exp" if positive else "linear"
+        if task.module.transform != needed and (positive or not task.covariance.has_posterior):
             raise TrainingError(f"the head {name!r} with loss {loss!r} needs the output transform {needed!r}")

@@ -26,7 +26,7 @@ from optcov.training.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_
 from optcov.training.config import TrainingConfig, TrainingError
 from optcov.training.loop import Score, StepRecord, Training
 from optcov.training.measure import binned
-from optcov.training.objectives import LOSSES, HeadObjective, look
+from optcov.training.objectives import LOSSES, HeadObjective, observe
 from optcov.training.targets import HeadTask
 
 Progress = Callable[[int, int], None]  # batches done in this pass over the data, and batches of a pass
@@ -85,15 +85,16 @@ class FeatureStream:
     def _rows(self, number: int) -> Rows:
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         batch = self.batches(number).part(rank, processes).to(self.accelerator.device)
-        situation, output = look(self.network, self._process, batch)
+        example, output = observe(self.network, self._process, batch)
         head = next(iter(self.tasks.values())).module
         inputs = head.inputs(output.features, output.time_embedding)
-        regressions = {name: task.target(situation) for name, task in self.tasks.items()}
-        rows = Rows(inputs, situation.predicted, batch.times, situation.log_snr, regressions)
+        regressions = {name: task.regression(example) for name, task in self.tasks.items()}
+        predicted = example.prediction.noise
+        rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
         if len(self.samples["time"]) < self.count:
             self.samples["time"].append(batch.times)
-            self.samples["mean_square_noise"].append(_mean_square(situation.predicted))
-            self.samples["mean_square_residual"].append(_mean_square(batch.noise - situation.predicted))
+            self.samples["mean_square_noise"].append(_mean_square(predicted))
+            self.samples["mean_square_residual"].append(_mean_square(batch.noise - predicted))
         size = inputs.nbytes + sum(regression.target.nbytes for regression in rows.regressions.values())
         if size * (len(self._cache) + 1) <= self.cache_bytes:
             self._cache[number] = rows

@@ -19,6 +19,7 @@ from optcov.networks.heads.conv import ConvHead
 from optcov.networks.heads.dense import DenseHead
 from optcov.networks.heads.residual import ResidualHead
 from optcov.networks.heads.timed import TimedHead
+from optcov.prediction import UNITS
 
 HEADS: dict[str, type[Head]] = {"conv": ConvHead, "residual": ResidualHead, "dense": DenseHead, "timed": TimedHead}
 
@@ -26,18 +27,23 @@ HEADS: dict[str, type[Head]] = {"conv": ConvHead, "residual": ResidualHead, "den
 def build_head(config: Mapping[str, Any]) -> Head:
     """Build a head from what `head_config` returned; the weights come separately."""
     options = dict(config)
-    kind = options.pop("kind", None)
+    kind, unit = options.pop("kind", None), options.pop("unit", "noise")
     if kind not in HEADS:
         raise ValueError(f"unknown kind of head {kind!r}; choose one of {', '.join(HEADS)}")
+    if unit not in UNITS:
+        raise ValueError(f"unknown unit {unit!r} of a head; choose one of {', '.join(UNITS)}")
     try:
-        return HEADS[kind](**options)
+        head = HEADS[kind](**options)
     except TypeError as error:
         raise ValueError(f"the options {options} do not fit a head of kind {kind!r}: {error}") from error
+    head.unit = unit
+    return head
 
 
 def head_config(head: Head) -> dict[str, Any]:
     """Everything that `build_head` needs, as plain JSON values."""
-    return {"kind": head.kind, **head.config}
+    unit = {} if head.unit == "noise" else {"unit": head.unit}  # as before there were units
+    return {"kind": head.kind, **head.config, **unit}
 
 
 __all__ = ["HEADS", "ConvHead", "DenseHead", "Head", "ResidualHead", "TimedHead", "build_head", "head_config"]

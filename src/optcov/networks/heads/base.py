@@ -21,6 +21,7 @@ class Head(nn.Module, ABC):
     """Features, and what else the head asks for -> one number per pixel and channel."""
 
     kind: str
+    unit: str = "noise"  # of what it estimates, see optcov.prediction
     needs_time: bool = False
     config: dict[str, Any]  # with "kind", rebuilds the head by `build_head`
 

@@ -81,10 +81,8 @@ class TimedHead(ConvolutionalHead):
 
     def log_base(self, log_snr: Tensor | None, noise: Tensor | None) -> Tensor | float:
         """Logarithm of gain times base."""
-        level = -_required(log_snr, "log_snr").to(self.log_scale)
-        log_scale, log_gain = (
-            _interpolate(level, self.scale_levels, table) for table in (self.log_scale, self.log_gain)
-        )
+        hats = _hats(-_required(log_snr, "log_snr").to(self.log_scale), self.scale_levels)
+        log_scale, log_gain = hats @ self.log_scale, hats @ self.log_gain
         if self.base == "scale":
             return (log_scale + log_gain)[:, None, None, None]
         scale = log_scale.exp()[:, None, None, None]
@@ -106,10 +104,6 @@ def _hats(x: Tensor, knots: Tensor) -> Tensor:
     share = (x - knots[right - 1]) / (knots[right] - knots[right - 1])
     hats = torch.zeros(len(x), len(knots), dtype=x.dtype, device=x.device)
     return hats.scatter(1, (right - 1)[:, None], (1 - share)[:, None]).scatter(1, right[:, None], share[:, None])
-
-
-def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    return _hats(x, knots) @ values
 
 
 def _required(value: Tensor | None, name: str) -> Tensor:

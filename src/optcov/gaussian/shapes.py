@@ -1,6 +1,6 @@
-"""The shapes a covariance has: isotropic, diagonal or full.
+"""The shapes a covariance matrix has: isotropic, diagonal or full; and numbers per sample beside tensors per pixel.
 
-A covariance is anything that fits the `Covariance` protocol: a few small operations are all that the rest of the
+A shape is anything that fits the `CovarianceShape` protocol: a few small operations are all that the rest of the
 package asks of it, so that a low-rank or transformed-basis shape can join without changes elsewhere.
 """
 
@@ -14,21 +14,39 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from optcov.gaussian.batch import per_sample, sum_pixels
+
+def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
+    """Shape a coefficient, () or (B,), so that it multiplies `like` (B, *D) sample by sample."""
+    if coefficient.ndim == 0:  # 0-dim: keeps the dtype of `like`, and needs no transfer to its device
+        return coefficient
+    if coefficient.shape != (like.shape[0],):
+        raise ValueError(
+            f"a per-sample coefficient has shape {tuple(coefficient.shape)}, but the batch has {like.shape[0]} "
+            f"samples; pass one number, or one number per sample"
+        )
+    dtype = torch.promote_types(like.dtype, torch.float32)  # a coefficient never loses digits to half precision
+    return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
 
 
-class Covariance(Protocol):
+def weighted_sum(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """a x + b y for x and y (B, *D) and coefficients () or (B,), with one pass fewer over memory than written out."""
+    scaled = (per_sample(a, x) if a.ndim else a) * x
+    return torch.addcmul(scaled, per_sample(b, y), y) if b.ndim else torch.add(scaled, y, alpha=float(b))
+
+
+def sum_pixels(x: Tensor) -> Tensor:
+    """Sum over everything but the batch: (B, *D) -> (B,)."""
+    return x.flatten(1).sum(1)
+
+
+class CovarianceShape(Protocol):
     """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
 
-    def scaled(self, factor: Tensor) -> Covariance:
-        """Multiply by a factor, () or (B,)."""
+    def affine(self, factor: Tensor, variance: Tensor) -> CovarianceShape:
+        """Multiply by a factor and add variance * I; both are () or (B,)."""
         ...
 
-    def plus_isotropic(self, variance: Tensor) -> Covariance:
-        """Add variance * I; variance is () or (B,)."""
-        ...
-
-    def clamped(self, upper: float | None) -> tuple[Covariance, ClampCounts]:
+    def clamped(self, upper: float | None) -> tuple[CovarianceShape, ClampCounts]:
         """Bring every variance into [0, upper] and count what had to move."""
         ...
 
@@ -57,9 +75,12 @@ class Covariance(Protocol):
 class ClampCounts:
     """How many variances were moved into their bounds; tensors, so that counting never waits for a device."""
 
-    below: Tensor  # () variances that were negative
-    above: Tensor  # () variances that exceeded the data's largest possible one
+    below: Tensor | int  # () variances that were negative
+    above: Tensor | int  # () variances that exceeded the data's largest possible one
     total: int  # variances looked at
+
+    def __add__(self, other: ClampCounts) -> ClampCounts:
+        return ClampCounts(self.below + other.below, self.above + other.above, self.total + other.total)
 
 
 class Elementwise(ABC):
@@ -100,17 +121,14 @@ class Isotropic(Elementwise):
                 f"use Diagonal for a variance per pixel"
             )
 
-    def scaled(self, factor: Tensor) -> Isotropic:
-        """Multiply by a factor, () or (B,)."""
-        return Isotropic(factor * self.variance)
-
-    def plus_isotropic(self, variance: Tensor) -> Isotropic:
-        """Add a variance, () or (B,)."""
-        return Isotropic(variance + self.variance)
+    def affine(self, factor: Tensor, variance: Tensor) -> Isotropic:
+        """Multiply by a factor and add a variance, both () or (B,)."""
+        return Isotropic(variance + factor * self.variance)
 
     def clamped(self, upper: float | None) -> tuple[Isotropic, ClampCounts]:
         """Bring the variances into [0, upper] and count what had to move."""
-        return Isotropic(self.variance.clamp(0.0, upper)), _count_outside(self.variance, upper)
+        inside, counts = Diagonal(self.variance).clamped(upper)
+        return Isotropic(inside.variance), counts
 
     def diagonal(self, like: Tensor) -> Tensor:
         """The variance, () or (B, 1, ..., 1)."""
@@ -124,26 +142,21 @@ class Diagonal(Elementwise):
 
     variance: Tensor
 
-    def scaled(self, factor: Tensor) -> Diagonal:
-        """Multiply by a factor, () or (B,)."""
-        return Diagonal(per_sample(factor, self.variance) * self.variance)
-
-    def plus_isotropic(self, variance: Tensor) -> Diagonal:
-        """Add a variance, () or (B,)."""
-        return Diagonal(per_sample(variance, self.variance) + self.variance)
+    def affine(self, factor: Tensor, variance: Tensor) -> Diagonal:
+        """Multiply by a factor and add a variance to each, both () or (B,)."""
+        if factor.ndim or variance.ndim:
+            factor, variance = per_sample(factor, self.variance), per_sample(variance, self.variance)
+        return Diagonal(variance + factor * self.variance)
 
     def clamped(self, upper: float | None) -> tuple[Diagonal, ClampCounts]:
         """Bring the variances into [0, upper] and count what had to move."""
-        return Diagonal(self.variance.clamp(0.0, upper)), _count_outside(self.variance, upper)
+        above = 0 if upper is None else torch.count_nonzero(self.variance > upper)
+        counts = ClampCounts(torch.count_nonzero(self.variance < 0), above, self.variance.numel())
+        return Diagonal(self.variance.clamp(0.0, upper)), counts
 
     def diagonal(self, like: Tensor) -> Tensor:
         """The variances as they are."""
         return self.variance
-
-
-def _count_outside(variance: Tensor, upper: float | None) -> ClampCounts:
-    above = torch.zeros((), dtype=torch.long) if upper is None else torch.count_nonzero(variance > upper)
-    return ClampCounts(below=torch.count_nonzero(variance < 0), above=above, total=variance.numel())
 
 
 @final
@@ -168,14 +181,10 @@ class Full:
         values, vectors = torch.linalg.eigh(symmetric.masked_fill(bad[:, None, None], 0.0))
         return values.masked_fill(bad[:, None], torch.nan), vectors  # a bad sample stays bad, its neighbours do not
 
-    def scaled(self, factor: Tensor) -> Full:
-        """Multiply by a factor, () or (B,)."""
-        return Full(per_sample(factor, self.matrix) * self.matrix)
-
-    def plus_isotropic(self, variance: Tensor) -> Full:
-        """Add variance * I, () or (B,)."""
+    def affine(self, factor: Tensor, variance: Tensor) -> Full:
+        """Multiply by a factor and add variance * I, both () or (B,)."""
         identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
-        return Full(self.matrix + per_sample(variance, self.matrix) * identity)
+        return Full(per_sample(factor, self.matrix) * self.matrix + per_sample(variance, self.matrix) * identity)
 
     def clamped(self, upper: float | None) -> tuple[Full, ClampCounts]:
         """Bring every eigenvalue up to 0 and every variance on the diagonal down to upper.

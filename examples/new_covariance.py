@@ -1,32 +1,32 @@
 """A covariance of your own: NPR's, shrunk towards its mean over the pixels of each image.
 
-An estimator turns a prediction into v, a second moment of x_0 given x_t. The reverse step, the sampler, the bound and
+A covariance turns a prediction into v, a second moment of x_0 given x_t. The reverse step, the sampler, the bound and
 the table of costs follow from that one method. Few images make a noisy head; shrinking is the usual remedy.
 """
 
 from __future__ import annotations
 
-import torch
-
 import optcov
-from optcov import NoisePrediction, Schedule
-from optcov.estimators import Estimator, noise_to_signal
-from optcov.gaussian import Diagonal, per_sample
+from optcov.covariances import Covariance
+from optcov.gaussian import Diagonal
+from optcov.prediction import Prediction
 
 
-class ShrunkResidual(Estimator):
-    """v = k ((1 - share) g + share mean(g)), where g is the NPR head and k = beta_bar / alpha_bar."""
+class ShrunkResidual(Covariance):
+    """v = (1 - share) v_npr + share mean(v_npr)."""
+
+    name = "npr_shrunk"
+    head = "npr"
 
     def __init__(self, share: float):
         if not 0 <= share <= 1:
             raise ValueError(f"share = {share} is not between 0 and 1")
         self.share = share
 
-    def second_moment(self, prediction: NoisePrediction, schedule: Schedule, t: float | torch.Tensor) -> Diagonal:
-        g = prediction.head("npr")
-        mean = g.flatten(1).mean(1).reshape(-1, *[1] * (g.ndim - 1))
-        k = per_sample(noise_to_signal(schedule, t), g)
-        return Diagonal(k * ((1 - self.share) * g + self.share * mean))
+    def second_moment(self, prediction: Prediction) -> Diagonal:
+        v = prediction.head_in_clean_units("npr")
+        mean = v.flatten(1).mean(1).reshape(-1, *[1] * (v.ndim - 1))
+        return Diagonal((1 - self.share) * v + self.share * mean)
 
 
 def main() -> None:

@@ -1,0 +1,90 @@
+"""The covariances: each turns a network's prediction into a second moment v of x_0 given x_t.
+
+    name                v                                   paper
+    beta_tilde          0                                   DDPM ("small"), and plain DDIM
+    beta                beta_bar                            DDPM ("large"), eta = 1 only
+    analytic            k (1 - Gamma_t)                     Eq. 8
+    npr_isotropic       k E mean((eps - eps_hat)^2)         Eq. 16 averaged over pixels and images
+    sn                  k (h - eps_hat^2)                   Eq. 10
+    npr                 k g                                 Eq. 16
+    sn_full, npr_full   their matrix forms                  Appendix B
+    range               not of this form                    Improved DDPM
+
+with k = beta_bar_t / alpha_bar_t. The reverse step is then lambda^2 I + gamma^2 v for all but the last.
+"""
+
+from __future__ import annotations
+
+# in this order they are registered, and shown
+# isort: off
+from optcov.covariances.base import Bounds, Covariance, Example, PerTime, Regression, Row, number_at
+from optcov.covariances.beta import Beta, BetaTilde
+from optcov.covariances.analytic import Analytic, IsotropicResidual
+from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
+from optcov.covariances.residual import FullResidual, Residual
+from optcov.covariances.learned_range import LearnedRange, range_ends
+# isort: on
+
+__all__ = [
+    "Analytic",
+    "Beta",
+    "BetaTilde",
+    "Bounds",
+    "Covariance",
+    "Example",
+    "FullResidual",
+    "FullSquaredNoise",
+    "IsotropicResidual",
+    "LearnedRange",
+    "PerTime",
+    "Regression",
+    "Residual",
+    "Row",
+    "SquaredNoise",
+    "clamped_in_words",
+    "find_covariance",
+    "make_covariance",
+    "number_at",
+    "of_head",
+    "range_ends",
+]
+
+
+def find_covariance(name: str) -> type[Covariance]:
+    """The class of a covariance by its name; the error lists the names."""
+    if name not in Covariance.registry:
+        known = ", ".join(sorted(Covariance.registry))
+        raise ValueError(f"unknown covariance {name!r}; choose one of {known}, or pass a covariance object")
+    return Covariance.registry[name]
+
+
+def of_head(head: str) -> type[Covariance]:
+    """The covariance that a head is fitted for; the error lists the heads."""
+    for kind in Covariance.registry.values():
+        if kind.head == head:
+            return kind
+    known = ", ".join(sorted(kind.head for kind in Covariance.registry.values() if kind.head))
+    raise ValueError(f"unknown head {head!r}; choose among {known}")
+
+
+def make_covariance(covariance: str | Covariance, numbers: dict[str, PerTime | None] | None = None) -> Covariance:
+    """Look a covariance up by its name, and give it the number per time that it needs."""
+    if isinstance(covariance, Covariance):
+        return covariance
+    kind = find_covariance(covariance)
+    if kind.number is None:
+        return kind()
+    given = (numbers or {}).get(kind.number)
+    if given is None:
+        raise ValueError(
+            f"covariance {covariance!r} needs one number per time: pass {kind.number}=, a tensor of length N + 1 "
+            f"or a callable of t"
+        )
+    return kind(given)  # type: ignore[call-arg]  # every class with a number takes it
+
+
+def clamped_in_words(covariance: str, below: float, above: float) -> str:
+    """Say which shares of what a covariance estimates were out of bounds and clamped."""
+    if not find_covariance(covariance).has_posterior:
+        return f"{below:.3%} of the learned places lay below the range, {above:.3%} above it; they were clamped"
+    return f"{below:.3%} of the variances were negative, {above:.3%} too large for the data; they were clamped"

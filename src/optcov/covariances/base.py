@@ -1,0 +1,208 @@
+"""A covariance: how the network's prediction becomes the Gaussian over x_0 given x_t, and everything others ask of it.
+
+A class describes itself: its name, what it needs, which eta it allows, what its head is fitted on, its rows in METHODS.
+To add one, subclass `Covariance` with a `name`; it is registered by that, and found by name everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from optcov.forward import Bridge, ForwardProcess
+from optcov.gaussian import ClampCounts, CovarianceShape, Gaussian, per_sample
+from optcov.prediction import Prediction
+from optcov.schedule import Schedule, Time
+
+PerTime = Tensor | Callable[[Time], Tensor]  # a tensor of length N + 1 indexed by time, or a function of time
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One row of METHODS that steps by a covariance."""
+
+    name: str
+    eta: float = 1.0
+    continuous: bool = False
+    noise_cap: float | None = None  # the paper's y, in 8-bit levels
+
+
+def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
+    """The rows that an estimated covariance has in the paper: LETTER-DDPM, LETTER-DDIM and LETTER-DPM."""
+    return (
+        Row(f"{letter}-DDPM", 1.0, noise_cap=noise_cap),
+        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap),
+        Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap),
+    )
+
+
+@final
+class Bounds:
+    """What a data range allows: means inside it, variances up to the square of half its width; counts what it moves.
+
+    clip_mean=False leaves the mean as the network says it, and bounds variances all the same.
+    """
+
+    def __init__(self, data_range: tuple[float, float] | None, clip_mean: bool = True):
+        if data_range is not None and not (len(data_range) == 2 and data_range[0] < data_range[1]):
+            raise ValueError(
+                f"data_range = {data_range} is not (low, high) with low < high; pass None for unbounded data"
+            )
+        self.data_range = data_range
+        self.clip_mean = clip_mean
+        self.largest_variance = None if data_range is None else ((data_range[1] - data_range[0]) / 2) ** 2
+        self.moved = ClampCounts(0, 0, 0)  # tensors, on the device until somebody asks
+
+    def clip(self, mean: Tensor) -> Tensor:
+        """A mean of x_0 inside the data range, if it is to be there."""
+        return mean if self.data_range is None or not self.clip_mean else mean.clamp(*self.data_range)
+
+    @property
+    def below(self) -> int:
+        """Variances that were negative and were set to 0."""
+        return int(self.moved.below)
+
+    @property
+    def above(self) -> int:
+        """Variances that exceeded what the data range allows."""
+        return int(self.moved.above)
+
+    @property
+    def total(self) -> int:
+        """Variances looked at."""
+        return self.moved.total
+
+    def __repr__(self) -> str:
+        return f"Bounds({self.data_range}, below={self.below}, above={self.above}, total={self.total})"
+
+
+@final
+@dataclass(frozen=True)
+class Regression:
+    """Regress y on g, where log g = offset + slope * output of the head; weight 0 leaves a sample out."""
+
+    target: Tensor  # y, (B, *D)
+    offset: Tensor  # (B,), float64
+    slope: Tensor  # (B,), float64
+    weight: Tensor  # (B,), float64
+
+    @staticmethod
+    def plain(target: Tensor) -> Regression:
+        """log g = raw, for every sample."""
+        zero = torch.zeros(len(target), dtype=torch.float64)
+        return Regression(target, zero, zero + 1, zero + 1)
+
+    def log_estimate(self, output: Tensor) -> Tensor:
+        """log g, (B, *D), by the logarithm of a head's output, or by a linear output itself."""
+        return per_sample(self.offset, output) + per_sample(self.slope, output) * output
+
+
+@final
+@dataclass(frozen=True)
+class Example:
+    """Data whose noise is known, with what the network says of it: what the target of a head may look at."""
+
+    prediction: Prediction
+    x_0: Tensor  # (B, *D)
+    noise: Tensor  # (B, *D)
+    times: Tensor  # (B,)
+    forward: ForwardProcess
+
+    @property
+    def log_snr(self) -> Tensor:
+        """Of each sample, (B,), float32."""
+        return self.forward.schedule.log_snr(self.times).to(self.x_0.device, torch.float32)
+
+    def residual(self, unit: str) -> Tensor:
+        """What the network's prediction leaves of the unit's quantity, (B, *D)."""
+        return self.quantity(unit) - self.prediction.in_unit(unit)
+
+    def quantity(self, unit: str) -> Tensor:
+        """The unit's quantity itself, (B, *D)."""
+        return self.prediction.in_unit(unit, self.x_0, self.noise)
+
+
+class Covariance(ABC):
+    """A second moment v of x_0 given x_t, and what the rest of the package asks about it."""
+
+    name: ClassVar[str]
+    label: ClassVar[str] = ""  # in tables and plots; the name unless told
+    head: ClassVar[str | None] = None  # the head that it reads
+    number: ClassVar[str | None] = None  # the number per time that it takes, an argument of ReverseProcess
+    structure: ClassVar[str] = "diagonal"  # of v: isotropic, diagonal or matrix; "range": of the step
+    has_posterior: ClassVar[bool] = True  # whether it says something of x_0 given x_t
+    only_eta: ClassVar[float | None] = None  # the one eta it is defined for
+    bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated
+    target_can_be_negative: ClassVar[bool] = False
+    base: ClassVar[str] = "scale"  # what a timed head is relative to: the level's mean target, or eps_hat^2 plus that
+    rows: ClassVar[tuple[Row, ...]] = ()
+    registry: ClassVar[dict[str, type[Covariance]]] = {}
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if "name" in cls.__dict__:
+            cls.registry[cls.name] = cls
+
+    def bound_to(self, forward: ForwardProcess) -> Covariance:
+        """The covariance for this forward process; a ValueError if the two do not go together."""
+        if self.only_eta is not None and forward.eta != self.only_eta:
+            raise ValueError(
+                f'covariance "{self.name}" is defined for eta = {self.only_eta:g} only, got eta = {forward.eta}; '
+                f'use eta={self.only_eta:g}, or a covariance for any eta such as "beta_tilde"'
+            )
+        return self
+
+    @abstractmethod
+    def second_moment(self, prediction: Prediction) -> CovarianceShape:
+        """v, not yet inside its bounds."""
+
+    def posterior(self, prediction: Prediction, bounds: Bounds) -> Gaussian:
+        """The Gaussian over x_0 given x_t: its mean in the data range, its variances inside their bounds."""
+        v, mean = self.second_moment(prediction), prediction.clean
+        if bounds.data_range is not None and bounds.clip_mean:
+            mean = mean.clamp(*bounds.data_range)
+        if self.bounded:
+            v, counts = v.clamped(bounds.largest_variance)
+            bounds.moved = bounds.moved + counts
+        return Gaussian(mean, v)
+
+    def step(self, prediction: Prediction, posterior: Gaussian, bridge: Bridge, anchor: Tensor) -> Gaussian:
+        """The Gaussian over x_s given x_t: the posterior, carried by the bridge."""
+        return bridge.apply(posterior, anchor)
+
+    @classmethod
+    def regression(cls, example: Example, unit: str) -> Regression:
+        """What the covariance's head is fitted on."""
+        raise ValueError(f"covariance {cls.name!r} reads no head, so that there is nothing to fit")
+
+
+def check_numbers(numbers: PerTime, schedule: Schedule, name: str) -> None:
+    """Refuse numbers per time that do not fit a schedule."""
+    if not isinstance(numbers, Tensor):
+        return
+    if schedule.steps is None:
+        raise ValueError(f"{name} is a tensor, but this schedule has real times; pass a callable of t instead")
+    if numbers.shape != (schedule.steps + 1,):
+        raise ValueError(
+            f"{name} has shape {tuple(numbers.shape)}, but the schedule has times 0..{schedule.steps}; "
+            f"pass {schedule.steps + 1} numbers (the one at time 0 is not used)"
+        )
+    bad = ~numbers[1:].isfinite()
+    if bool(bad.any()):
+        raise ValueError(f"{name} is not finite at time {int(bad.nonzero()[0]) + 1}; measure it again")
+
+
+def number_at(numbers: PerTime, t: Time) -> Tensor:
+    """Look numbers per time up at t, as float64, () or (B,)."""
+    if isinstance(numbers, Tensor):
+        return numbers[torch.as_tensor(t).long().cpu()]
+    values = torch.as_tensor(numbers(t), dtype=torch.float64, device="cpu")
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"the number per time at t = {t} is not finite; measure it again")
+    return values

@@ -1,0 +1,46 @@
+"""SN-DPM (Eq. 10): the second moment of the noise less the square of its mean, optimal if the mean is."""
+
+from __future__ import annotations
+
+from typing import final
+
+from optcov.covariances.base import Covariance, Example, Regression, rows
+from optcov.gaussian import CovarianceShape, Diagonal, Full, per_sample
+from optcov.prediction import Prediction
+
+
+@final
+class SquaredNoise(Covariance):
+    """v = k (h - eps_hat^2), h = E[eps^2 | x_t]; its error is amplified by |eps_hat + E[eps|x_t]|.
+
+    In another unit than noise h and the prediction are of that quantity: the origin matters if the mean is imperfect.
+    """
+
+    name = "sn"
+    head = "sn"
+    base = "noise"
+    rows = rows("SN")
+
+    def second_moment(self, prediction: Prediction) -> CovarianceShape:
+        unit = prediction.units.get("sn", "noise")
+        excess = prediction.heads["sn"] - prediction.in_unit(unit).square()
+        return Diagonal(per_sample(prediction.factor(unit), excess) * excess)
+
+    @classmethod
+    def regression(cls, example: Example, unit: str) -> Regression:
+        """Squares of the noise (Eq. 9)."""
+        return Regression.plain(example.quantity(unit).square())
+
+
+@final
+class FullSquaredNoise(Covariance):
+    """Its matrix form: k (E[eps eps^T] - eps_hat eps_hat^T), which need not be positive definite."""
+
+    name = "sn_full"
+    head = "sn_full"
+    structure = "matrix"
+
+    def second_moment(self, prediction: Prediction) -> CovarianceShape:
+        noise = prediction.noise.flatten(1)
+        matrix = prediction.heads["sn_full"] - noise.unsqueeze(-1) * noise.unsqueeze(-2)
+        return Full(per_sample(prediction.factor("noise"), matrix) * matrix)
