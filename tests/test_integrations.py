@@ -11,6 +11,7 @@ from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory
 from optcov.bundle import Bundle, NumbersPerTime
 from optcov.integrations.diffusers import OptimalCovarianceScheduler, UNetWithHead, attach
+from optcov.methods import DEFAULT_METHOD, METHODS
 from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead, TimeArgument, fingerprint
 from optcov.sampling import sample
 from optcov.solvers.peers import use_alpha_bar
@@ -137,6 +138,12 @@ def test_attached_pipeline_draws_what_the_bundle_does(method):
         noise_cap=bundle.noise_cap(method),
     )
     assert (images - (x_0 / 2 + 0.5).clamp(0, 1)).abs().max() <= 1e-5
+
+
+def test_attach_takes_the_default_method_unless_told():
+    scheduler = attach(DDPMPipeline(tiny_unet(), DDPMScheduler(N)), tiny_bundle()).scheduler
+    row = METHODS[DEFAULT_METHOD]
+    assert (scheduler.config.covariance, scheduler.config.eta) == (row.covariance, row.eta)
 
 
 def test_attach_works_on_ddim_pipeline_and_its_own_eta_wins():

@@ -355,7 +355,7 @@ def test_rows_and_steps_can_be_chosen_and_keep_their_cells(fid: tuple[Path, Tabl
     assert discrete.columns == ("K = 4",)
     wanted = next(row for row in whole.sections[0].rows if row.name == "SN-DDIM").entries[1]
     assert discrete.rows[0].entries[0].value == wanted.value
-    with pytest.raises(ValueError, match="unknown method 'SN'; choose one of"):
+    with pytest.raises(ValueError, match="unknown method 'SN'; did you mean SN-DDPM"):
         evaluation(methods=["SN"])
     with pytest.raises(ValueError, match="Improved DDPM is no row of this table; choose among: DDPM, beta-tilde"):
         table_run("fid", evaluation(methods=["SN-DDIM", "Improved DDPM"]), directory)

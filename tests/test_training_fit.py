@@ -17,6 +17,7 @@ from optcov import Schedule
 from optcov.bundle.weights import save_unet
 from optcov.checkpoints import import_model
 from optcov.cli import app
+from optcov.methods import DEFAULT_METHOD
 from optcov.networks.unet import build_unet
 from optcov.training import TrainingError
 from optcov.training.sources import open_predictor
@@ -63,6 +64,13 @@ def test_fit_writes_a_bundle_with_heads_numbers_and_history(predictor, tmp_path)
     assert bool(step.variance.isfinite().all())
     half = next(bundle.unet.parameters())
     assert torch.equal(half, half.half().float())  # rounded before the fit, so that heads belong to what is stored
+
+
+def test_fit_goes_on_to_the_default_method(predictor, tmp_path):
+    result = fit(predictor, tmp_path / "bundle", "--heads", "npr")
+    assert result.stdout.splitlines()[-1] == f"next: optcov sample {tmp_path / 'bundle'} --method {DEFAULT_METHOD}"
+    result = fit(predictor, tmp_path / "plain", "--heads", "none")
+    assert result.stdout.splitlines()[-1] == f"next: optcov sample {tmp_path / 'plain'} --method A-DDIM"
 
 
 def test_paper_exact_heads_are_linear(predictor, tmp_path):

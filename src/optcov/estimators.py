@@ -237,13 +237,6 @@ def make_estimator(
     return ESTIMATORS[covariance]()
 
 
-def clamped_in_words(covariance: str, below: float, above: float) -> str:
-    """Say which shares of what a design estimates were out of bounds and clamped."""
-    if covariance == "range":
-        return f"{below:.3%} of the learned places lay below the range, {above:.3%} above it; they were clamped"
-    return f"{below:.3%} of the variances were negative, {above:.3%} too large for the data; they were clamped"
-
-
 def noise_to_signal(schedule: Schedule, t: Time) -> Tensor:
     """beta_bar_t / alpha_bar_t, () or (B,): turns a second moment of the noise into one of x_0."""
     return torch.exp(-schedule.log_snr(t))

@@ -65,6 +65,7 @@ def command(
     """Fit heads and measure the numbers per time (stage 2)."""
     from optcov import __version__
     from optcov.bundle.description import describe
+    from optcov.bundle.sampler import suggested_method
     from optcov.processes import this_process
     from optcov.storage import directory_lock
     from optcov.training import Batches, new_heads, time_grid
@@ -118,7 +119,7 @@ def command(
     if json:
         print_json(describe(str(out)))
         return
-    finish(out, "optcov", "sample", str(out), "--method", "NPR-DDPM" if "npr" in bundle.heads else "A-DDPM")
+    finish(out, "optcov", "sample", str(out), "--method", suggested_method(bundle))
 
 
 def _check_measurement(times: int, images: int, closed_form: bool) -> None:

@@ -115,7 +115,7 @@ def _check_lengths(sweep: Sweep, lengths: Sequence[int]) -> None:
 
 def report_clamps(table: CostTable) -> None:
     """Tell how many variances of each design were out of bounds."""
-    from optcov.estimators import clamped_in_words
+    from optcov.gaussian.clamped import clamped_in_words
 
     for design, (below, above) in table.clamp_rates().items():
         if below or above:

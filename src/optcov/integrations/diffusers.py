@@ -17,7 +17,7 @@ from optcov.integrations.scheduler import (
     OptimalCovarianceSchedulerOutput,
 )
 from optcov.integrations.unet import UNetWithHead
-from optcov.methods import Method, find_method
+from optcov.methods import DEFAULT_METHOD, Method, find_method
 from optcov.schedule import DiscreteSchedule, Schedule
 from optcov.solvers.peers import clip_options
 
@@ -27,7 +27,7 @@ NUMBERS = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residu
 TRAJECTORIES = ("even", "optimal")
 
 
-def attach(pipeline: Any, bundle: Bundle, method: str = "SN-DDIM", trajectory: str = "even") -> Any:
+def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even") -> Any:
     """Make a pipeline (DDPMPipeline, DDIMPipeline, ...) sample by a method of METHODS, and return it.
 
     Its network and its scheduler become the bundle's. trajectory: "even", or "optimal" to visit the bundle's optimal

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optcov.estimators import clamped_in_words
+from optcov.gaussian.clamped import clamped_in_words
 from optcov.tables.cells import Cell, Plan, Result, gather
 from optcov.tables.claims import Difference, judge
 from optcov.tables.evaluation import MOST_STEPS, Evaluation
