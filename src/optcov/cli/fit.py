@@ -155,13 +155,14 @@ def _images(bundle: Bundle, data: str, held_out: bool) -> tuple[ImageSet, ImageS
     """What heads are fitted on, and what they are calibrated on."""
     from optcov import data as image_data
 
-    train = image_data.load(data, "train")
+    channels = bundle.image_shape[0]
+    train = image_data.with_channels(image_data.load(data, "train"), channels)
     if train.shape != tuple(bundle.image_shape):
         raise ValueError(
             f"the noise predictor takes images of shape {tuple(bundle.image_shape)}, but {train.name} has "
             f"{train.shape}; use the images that it was trained on"
         )
-    return train, image_data.load(data, "test") if held_out else None
+    return train, image_data.with_channels(image_data.load(data, "test"), channels) if held_out else None
 
 
 def _fit(

@@ -13,6 +13,7 @@ from optcov.cli.progress import track
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from optcov.bundle import Bundle
     from optcov.data import ImageSet
     from optcov.report.page import PageSection
 
@@ -51,7 +52,7 @@ def command(
     drawn: Iterator[PageSection] = iter(())
     if bundle is not None:
         model = bundles.load(bundle)
-        images = _images(data, model.name)
+        images = _images(data, model)
         parts = bundle_sections(model, images, QUICK if quick else ReportSize(), seed)
         drawn = paper_figures(model, figures, images, seed=seed) if figures else drawn
     storage.require_writable(out)
@@ -74,11 +75,11 @@ def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSe
         yield make()
 
 
-def _images(data: str | None, name: str) -> ImageSet | None:
+def _images(data: str | None, model: Bundle) -> ImageSet | None:
     from optcov.bundle import BundleError
     from optcov.tables import TableImages
 
     try:
-        return TableImages.load(data, name).test
+        return TableImages.load(data, model.name, model.image_shape[0]).test
     except BundleError:
         return None  # no images come with the model: show its samples alone
