@@ -45,7 +45,7 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
 def test_images_of_other_channels_are_scored_as_the_network_takes_them(saved: Path, tmp_path: Path) -> None:
     pixels = np.load(saved / "images.npy")
     np.save(tmp_path / "colour.npy", np.repeat(pixels, 3, axis=1))
-    options = "--times 4 --steps 2 --images 2 --train-images 2 --designs beta --json".split()
+    options = ("--times", 4, "--steps", 2, "--images", 2, "--train-images", 2, "--designs", "beta", "--json")
     scores = [
         json.loads(run("bpd", saved / "small", images, "--out", tmp_path / images.stem, *options))["rows"]
         for images in (saved / "images.npy", tmp_path / "colour.npy")

@@ -36,7 +36,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
         "train": "a noise predictor from images, resumable",
         "frechet": "the distance between two sets of images, or samples",
         "table": "a table of the paper on your bundle, beside the paper's numbers",
-        "report": "tables, samples, uncertainty and calibration on one HTML page",
+        "report": "tables, samples, variances and their errors on one HTML page",
         "bench": "the speed of everything, as ratios within one run",
     },
 }

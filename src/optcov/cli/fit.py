@@ -242,6 +242,9 @@ def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundl
                 )
             ]
             print_table(
-                f"calibration of {name} on held-out images", ("t", "predicted / measured", "error"), rows, errors
+                f"calibration of the head {name} on held-out images",
+                ("t", "predicted / measured", "error"),
+                rows,
+                errors,
             )
     return bundle.with_provenance(calibration=record)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def command(
     tables: list[Path] = typer.Argument(None, help="Directories that optcov table wrote."),
-    bundle: str | None = typer.Option(None, help="A bundle whose samples, variances and calibration to show."),
+    bundle: str | None = typer.Option(
+        None, help="A bundle whose samples and variances to show, and how these agree with errors."
+    ),
     data: str | None = typer.Option(None, help="Held-out images of the bundle; default those of the model."),
     out: Path = typer.Option(Path("out/report.html"), help="The page."),
     figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
@@ -29,7 +31,7 @@ def command(
     seed: int = typer.Option(0, help="Seed of what is drawn of the bundle."),
     json: bool = typer.Option(False, "--json", help="Print what the page has as JSON."),
 ) -> None:
-    """Put tables, plots, samples, variance maps and calibration on one self-contained HTML page."""
+    """Put tables, plots, samples, variance maps, and variances against errors on one self-contained HTML page."""
     from optcov import bundle as bundles
     from optcov import storage
     from optcov.report.page import write_page

@@ -91,5 +91,6 @@ def say_once(text: str) -> None:
 def _grey(images: Tensor) -> Tensor:
     """RGB (n, 3, H, W) as grey (n, 1, H, W)."""
     weights = torch.tensor(LUMA, dtype=torch.int32)[:, None, None]
-    parts = [((part.int() * weights).sum(1, keepdim=True) + 2**15) >> 16 for part in images.split(CHUNK)]
+    chunks = (images[start : start + CHUNK] for start in range(0, len(images), CHUNK))
+    parts = [((part.int() * weights).sum(1, keepdim=True) + 2**15) >> 16 for part in chunks]
     return torch.cat([part.to(torch.uint8) for part in parts])

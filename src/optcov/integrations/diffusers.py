@@ -50,10 +50,10 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
 
 def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
     """Refuse a pipeline whose network takes other images, or more than an image and a time."""
-    kind, unet = type(pipeline).__name__, getattr(pipeline, "unet", None)
+    kind, unet = type(pipeline).__name__, _part(pipeline, "unet")
     if unet is None:
         raise ValueError(f"{kind} has no unet to replace; give a pipeline such as DDPMPipeline or DDIMPipeline")
-    decoder = next((name for name in DECODERS if getattr(pipeline, name, None) is not None), None)
+    decoder = next((name for name in DECODERS if _part(pipeline, name) is not None), None)
     if decoder is not None and bundle.data_range is not None:
         raise ValueError(
             f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "
@@ -64,7 +64,7 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"{kind} has a {type(unet).__name__}, not an unconditional UNet2DModel as in {bundle.name}; for others see "
             f"OptimalCovarianceScheduler, which needs no change of the network"
         )
-    config: Any = unet.config
+    config = unet.config
     if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
         raise ValueError(f"the network of this {kind} is conditional on a class, but the bundle's is not")
     channels, *sides = bundle.image_shape
@@ -80,6 +80,10 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"the network of this {kind} takes images of {' x '.join(map(str, found))} pixels, but the bundle's takes "
             f"{' x '.join(map(str, sides))}"
         )
+
+
+def _part(pipeline: Any, name: str) -> Any:
+    return getattr(pipeline, name, None)
 
 
 def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:
