@@ -50,16 +50,17 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
 
 def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
     """Refuse a pipeline whose network takes other images, or more than an image and a time."""
-    kind, unet = type(pipeline).__name__, _part(pipeline, "unet")
+    kind, unet = type(pipeline).__name__, getattr(pipeline, "unet", None)
     if unet is None:
         raise ValueError(f"{kind} has no unet to replace; give a pipeline such as DDPMPipeline or DDIMPipeline")
-    decoder = next((name for name in DECODERS if _part(pipeline, name) is not None), None)
+    decoder = next((name for name in DECODERS if getattr(pipeline, name, None) is not None), None)
     if decoder is not None and bundle.data_range is not None:
         raise ValueError(
             f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "
             f"{list(bundle.data_range)}; give a pipeline of images such as DDPMPipeline"
         )
-    if not isinstance(unet, (*UNETS.values(), UNetWithHead)):
+    known: Any = (*UNETS.values(), UNetWithHead)
+    if not isinstance(unet, known):
         raise ValueError(
             f"{kind} has a {type(unet).__name__}, not an unconditional UNet2DModel as in {bundle.name}; for others see "
             f"OptimalCovarianceScheduler, which needs no change of the network"
@@ -80,10 +81,6 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"the network of this {kind} takes images of {' x '.join(map(str, found))} pixels, but the bundle's takes "
             f"{' x '.join(map(str, sides))}"
         )
-
-
-def _part(pipeline: Any, name: str) -> Any:
-    return getattr(pipeline, name, None)
 
 
 def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:
