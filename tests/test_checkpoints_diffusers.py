@@ -252,7 +252,8 @@ def test_a_damaged_config_is_named(pipeline):
 def saved_parts(directory: Path, kind: str, *parts: str) -> Path:
     """What tells a pipeline of diffusers: its index, and a config of each part."""
     directory.mkdir()
-    index = {"_class_name": kind, "_diffusers_version": "0.30.0", **{part: ["diffusers", part] for part in parts}}
+    index = {"_class_name": kind, "_diffusers_version": "0.30.0", "id2label": {"0": "tench"}}
+    index |= {part: ["diffusers", part] for part in parts}
     (directory / "model_index.json").write_text(json.dumps(index))
     for part in parts:
         (directory / part).mkdir()
@@ -288,6 +289,7 @@ def test_a_pipeline_of_another_kind_is_refused_by_its_name_with_what_is_supporte
             take(directory)
         for reason in reasons:
             assert reason in str(refusal.value)
+        assert "id2label" not in str(refusal.value)
 
 
 def test_a_latent_pipeline_is_known_by_its_decoder_though_its_network_fits(pipeline):

@@ -19,7 +19,8 @@ def refuse_other_pipelines(path: Path, index: Any) -> None:
     if not isinstance(index, dict):
         raise CheckpointError("model_index.json is not the index of a pipeline")
     kind = f"it is of the class {str(index['_class_name'])[:80]}, which" if "_class_name" in index else "it"
-    parts = {name for name, part in index.items() if not name.startswith("_") and part and part != [None, None]}
+    # a part is a library and a class; [null, null] is one that was left out, and anything else is a setting
+    parts = {name for name, part in index.items() if isinstance(part, list) and len(part) == 2 and all(part)}
     if "unet" not in parts and not any((path / name).is_file() for name in ("config.json", "unet/config.json")):
         others = ", ".join(sorted(parts))[:200]
         raise CheckpointError(f"{kind} has no unet{f' but {others}' if others else ''}; {SUPPORTED}")

@@ -7,6 +7,7 @@ everything heavy inside the function, so that neither `optcov --help` nor `optco
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,8 @@ def main() -> None:
 
     OPTCOV_TRACEBACK=1 shows where an error came from.
     """
+    if os.environ.get("RANK", "0") != "0":  # under Accelerate, one process speaks for all
+        logging.getLogger("optcov").setLevel(logging.ERROR)
     try:
         code = app(standalone_mode=False)
     except (ValueError, OSError, UsageError) as error:
