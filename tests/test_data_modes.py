@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,3 +134,20 @@ def test_a_name_that_would_steer_a_terminal_is_escaped(caplog):
     with caplog.at_level(logging.WARNING):
         with_channels(data.ImageSet(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), name="a\x1b[31mb"), 3)
     assert "\x1b" not in caplog.text
+
+
+def test_rows_of_the_hub_are_converted_too(monkeypatch, caplog):
+    kinds = {"Image": type("Image", (), {}), "ClassLabel": type("ClassLabel", (), {})}
+    rows = [Image.new("RGBA", (4, 5), CLEAR), Image.new("L", (4, 5), 77), Image.new("RGB", (4, 5), RED)]
+
+    class Table(list):  # type: ignore[type-arg]
+        features = {"picture": kinds["Image"]()}  # noqa: RUF012
+
+    fake = SimpleNamespace(**kinds, load_dataset=lambda name, split: Table({"picture": image} for image in rows))
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    images = data.load("hf:some/clothes").images
+    assert images[:, :, 0, 0].tolist() == [[255, 255, 255], [77, 77, 77], list(RED)]
+    assert "converted 1 RGBA images to RGB on white" in caplog.text
+    rows.append(Image.new("I;16", (4, 5)))
+    with pytest.raises(data.DataError, match=r"row 3 has the colour mode I;16; convert it"):
+        data.load("hf:some/clothes")

@@ -130,12 +130,17 @@ def find_method(name: str) -> Method:
     for known, method in {**METHODS, **PEER_METHODS}.items():
         if known.lower() == name.strip().lower():
             return method
-    near = _nearest(name, [*METHODS, *PEER_METHODS])
+    raise unknown_method(name, [*METHODS, *PEER_METHODS])
+
+
+def unknown_method(name: str, known: Sequence[str]) -> ValueError:
+    """What to raise for a name that is none of the known ones: it offers the nearest."""
+    near = _nearest(name, known)
     if not near:
-        raise ValueError(f"unknown method {name[:80]!r}; take {DEFAULT_METHOD}; optcov sample --help lists them all")
+        return ValueError(f"unknown method {name[:80]!r}; take {DEFAULT_METHOD}; optcov sample --help lists them all")
     *first, last = near
     meant = f"{', '.join(first)} or {last}" if first else last
-    raise ValueError(f"unknown method {name[:80]!r}; did you mean {meant}? optcov sample --help lists them all")
+    return ValueError(f"unknown method {name[:80]!r}; did you mean {meant}? optcov sample --help lists them all")
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
