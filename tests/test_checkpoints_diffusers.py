@@ -16,6 +16,7 @@ from optcov.bundle.imported import bundle_of
 from optcov.checkpoints import CheckpointError, import_diffusers, import_model
 from optcov.networks.paper_unet import PaperUNet
 from optcov.schedule import Schedule
+from optcov.training.sources import open_predictor
 
 SMALL = {
     "sample_size": 8,
@@ -246,3 +247,75 @@ def test_a_damaged_config_is_named(pipeline):
     shutil.rmtree(pipeline / "unet")
     with pytest.raises(CheckpointError, match=r"cannot read .*config.json"):
         import_model(pipeline)
+
+
+def saved_parts(directory: Path, kind: str, *parts: str) -> Path:
+    """What tells a pipeline of diffusers: its index, and a config of each part."""
+    directory.mkdir()
+    index = {"_class_name": kind, "_diffusers_version": "0.30.0", "id2label": {"0": "tench"}}
+    index |= {part: ["diffusers", part] for part in parts}
+    (directory / "model_index.json").write_text(json.dumps(index))
+    for part in parts:
+        (directory / part).mkdir()
+        (directory / part / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "reasons"),
+    [
+        (
+            "DiTPipeline",
+            ("transformer", "vae", "scheduler"),
+            ("of the class DiTPipeline", "transformer", "such as DDPMPipeline"),
+        ),
+        (
+            "PixArtPipeline",
+            ("transformer", "scheduler"),
+            ("of the class PixArtPipeline", "no unet", "unconditional UNet2DModel"),
+        ),
+        (
+            "LDMPipeline",
+            ("unet", "vqvae", "scheduler"),
+            ("of the class LDMPipeline", "latents", "vqvae", "data_range=None"),
+        ),
+        ("StableDiffusionPipeline", ("unet", "vae"), ("of the class StableDiffusionPipeline", "latents", "vae")),
+    ],
+)
+def test_a_pipeline_of_another_kind_is_refused_by_its_name_with_what_is_supported(tmp_path, kind, parts, reasons):
+    directory = saved_parts(tmp_path / "pipeline", kind, *parts)
+    for take in (import_model, open_predictor):
+        with pytest.raises(ValueError, match="cannot import") as refusal:
+            take(directory)
+        for reason in reasons:
+            assert reason in str(refusal.value)
+        assert "id2label" not in str(refusal.value)
+
+
+def test_a_latent_pipeline_is_known_by_its_decoder_though_its_network_fits(pipeline):
+    index = pipeline / "model_index.json"
+    edit(index, _class_name="LDMPipeline", vqvae=["diffusers", "VQModel"])
+    with pytest.raises(
+        CheckpointError, match="it is of the class LDMPipeline, which draws latents that its vqvae decodes"
+    ):
+        import_model(pipeline)
+    index.unlink()
+    (pipeline / "vqvae").mkdir()
+    (pipeline / "vqvae" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="draws latents that its vqvae decodes"):
+        import_model(pipeline)
+
+
+def test_a_part_of_a_pipeline_that_is_left_out_does_not_count(pipeline):
+    edit(pipeline / "model_index.json", vae=[None, None])
+    assert import_model(pipeline).image_shape == (3, 8, 8)
+
+
+def test_a_path_that_does_not_exist_is_called_that(tmp_path):
+    with pytest.raises(ValueError, match=f"no such file or directory: {tmp_path / 'nothing'}"):
+        open_predictor(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=f"cannot import {tmp_path / 'nothing'}: there is no such file"):
+        import_model(tmp_path / "nothing")
+    (tmp_path / "model.pth").touch()
+    with pytest.raises(ValueError, match=r"model.pth is a file; turn it into a bundle by optcov import"):
+        open_predictor(tmp_path / "model.pth")

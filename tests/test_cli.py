@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import resource
 import subprocess
 import sys
@@ -124,3 +125,15 @@ def seconds_of_a_core(*words: str, repeats: int = 3) -> float:
         subprocess.run([sys.executable, "-m", "optcov", *words], capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / repeats
+
+
+@pytest.mark.parametrize(("rank", "heard"), [("0", True), ("1", False)])
+def test_what_a_library_says_is_said_by_one_process(rank, heard, monkeypatch, caplog):
+    logger = logging.getLogger("optcov.data")
+    with caplog.at_level(logging.WARNING, "optcov"), monkeypatch.context() as patch:
+        patch.setenv("RANK", rank)
+        patch.setattr(sys, "argv", ["optcov", "--version"])
+        with pytest.raises(SystemExit):
+            main()
+        logger.warning("converted")
+    assert ("converted" in caplog.text) == heard

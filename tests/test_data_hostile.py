@@ -119,6 +119,14 @@ def test_damaged_files_end_in_an_error_that_names_them(directory: Path, data: st
         answer(directory / name, bytes(damaged), read)
 
 
+def test_a_header_of_an_array_that_declares_gigabytes_costs_none(directory: Path) -> None:
+    content, read = READERS["x.npy"]
+    later = bytearray(content)
+    later[6] = 2  # a version whose headers have 4 bytes of length, here 662 million
+    with memory_below(64 * MEGABYTE):
+        answer(directory / "x.npy", bytes(later), read)
+
+
 @settings(max_examples=80)
 @given(name=st.sampled_from(sorted(READERS)), content=st.binary(max_size=64))
 def test_random_bytes_end_in_an_error_that_names_the_file(directory: Path, name: str, content: bytes) -> None:

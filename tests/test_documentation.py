@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from diffusers import DDPMPipeline, DDPMScheduler
 
 from documentation_pages import PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read
+from optcov import Schedule
+from optcov.integrations.diffusers import attach
+from optcov.methods import DEFAULT_METHOD
+from small_bundles import small_bundle, small_unet
 
 # page -> how a command begins, or a line of Python -> why it is not run by this file
 NOT_RUN: dict[str, dict[str, str]] = {
@@ -126,6 +133,29 @@ def test_the_readme_quotes_our_results_as_they_are(table, prefix):
             quoted = [cell for cell in shown[:2] if cell]
             measured = results[prefix + method.removesuffix(" (of diffusers)")]
             assert quoted == [_rounded(cell) for cell in measured[: len(quoted)]], method
+
+
+def test_the_default_method_is_the_one_that_readme_and_docs_begin_with():
+    for page in ("README.md", "docs/diffusers.md", "docs/tutorials/1-your-diffusers-model.md"):
+        first = next(p.text for p in pieces(page) if "method" in p.text)
+        assert DEFAULT_METHOD in first, page
+        attached = next(p.text for p in pieces(page) if "attach(pipeline" in p.text)
+        assert f'method="{DEFAULT_METHOD}"' in attached, page
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/diffusers.md"])
+def test_loading_an_attached_pipeline_is_shown_with_the_import_that_it_needs(page):
+    loading = [p.text for p in pieces(page) if 'DDPMPipeline.from_pretrained("my-pipeline-with-npr")' in p.text]
+    assert loading
+    assert all("import optcov.integrations.diffusers\n" in text for text in loading)
+
+
+@pytest.mark.long
+def test_an_attached_pipeline_loads_in_a_process_that_has_imported_nothing_else(tmp_path):
+    pipeline = DDPMPipeline(small_unet(), DDPMScheduler(50))
+    attach(pipeline, small_bundle(Schedule.linear(50))).save_pretrained(tmp_path / "my-pipeline-with-npr")
+    (shown,) = [p.text for p in pieces("README.md") if "my-pipeline-with-npr" in p.text and "attach(" not in p.text]
+    subprocess.run([sys.executable, "-c", shown], cwd=tmp_path, check=True)
 
 
 def _between(text: str, name: str) -> str:

@@ -23,9 +23,9 @@ def run(tmp_path, monkeypatch, capsys):
     return start
 
 
-def test_a_diffusers_pipeline_samples_by_sn_ddim(run, tmp_path):
-    assert "sn-ddim.png" in run("diffusers_sn_ddim")
-    with Image.open(tmp_path / "sn-ddim.png") as picture:
+def test_a_diffusers_pipeline_samples_by_npr_ddim(run, tmp_path):
+    assert "npr-ddim.png" in run("diffusers_npr_ddim")
+    with Image.open(tmp_path / "npr-ddim.png") as picture:
         plain, ours = (picture.crop((0, y, 448, y + 112)) for y in (0, 112))
     darkest, lightest = ours.getextrema()
     assert lightest - darkest > 100  # images, not grey

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 
+import diffusers
 import pytest
 import torch
-from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, UNet2DConditionModel, UNet2DModel
+from diffusers import (
+    DDIMPipeline,
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    LDMPipeline,
+    UNet2DConditionModel,
+    UNet2DModel,
+    VQModel,
+)
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory
 from optcov.bundle import Bundle, NumbersPerTime
 from optcov.integrations.diffusers import OptimalCovarianceScheduler, UNetWithHead, attach
+from optcov.methods import DEFAULT_METHOD, METHODS
 from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead, TimeArgument, fingerprint
 from optcov.prediction import Prediction
 from optcov.sampling import sample
@@ -138,6 +149,12 @@ def test_attached_pipeline_draws_what_the_bundle_does(method):
         noise_cap=bundle.noise_cap(method),
     )
     assert (images - (x_0 / 2 + 0.5).clamp(0, 1)).abs().max() <= 1e-5
+
+
+def test_attach_takes_the_default_method_unless_told():
+    scheduler = attach(DDPMPipeline(tiny_unet(), DDPMScheduler(N)), tiny_bundle()).scheduler
+    row = METHODS[DEFAULT_METHOD]
+    assert (scheduler.config.covariance, scheduler.config.eta) == (row.covariance, row.eta)
 
 
 def test_attach_works_on_ddim_pipeline_and_its_own_eta_wins():
@@ -469,3 +486,95 @@ def test_the_scheduler_is_the_reverse_process():
     expected = process.step_from(known, 10).sample(z)
     # the cap of the paper is off by default, though the step lands on the first time
     assert torch.equal(scheduler.step(output, 40, x_t, variance_noise=z).prev_sample, expected)
+
+
+@pytest.mark.parametrize("value", [-0.5, 1e6])
+def test_the_scheduler_counts_each_clamped_variance_once(value):
+    scheduler = OptimalCovarianceScheduler(N, covariance="npr", eta=0.0)
+    scheduler.set_timesteps(3)
+    x = noise(2)
+    for t in scheduler.timesteps:
+        x = scheduler.step(torch.cat([noise(1), torch.full(SHAPE, value)], 1), t, x).prev_sample
+    clamps = scheduler.bounds
+    assert clamps.total == 3 * x.numel()
+    assert clamps.below + clamps.above == clamps.total
+
+
+def other_unet(**options):
+    settings = {"sample_size": 8, "in_channels": 1, "out_channels": 1, "norm_num_groups": 4, "layers_per_block": 1}
+    blocks = {
+        "block_out_channels": (8, 16),
+        "down_block_types": ("DownBlock2D",) * 2,
+        "up_block_types": ("UpBlock2D",) * 2,
+    }
+    return UNet2DModel(**{**settings, **blocks, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"in_channels": 3, "out_channels": 3}, "3 channels, but the bundle's takes images of 1"),
+        ({"sample_size": 16}, "16 x 16 pixels, but the bundle's takes 8 x 8"),
+        ({"sample_size": (8, 16)}, "8 x 16 pixels, but the bundle's takes 8 x 8"),
+        ({"num_class_embeds": 10}, "conditional on a class, but the bundle's is not"),
+        ({"class_embed_type": "timestep"}, "conditional on a class, but the bundle's is not"),
+    ],
+)
+def test_attach_refuses_a_pipeline_whose_network_takes_other_images_or_conditions(options, said):
+    pipeline = DDPMPipeline(other_unet(**options), DDPMScheduler(N))
+    before = pipeline.unet
+    with pytest.raises(ValueError, match=said):
+        attach(pipeline, tiny_bundle(), "DDIM")
+    assert pipeline.unet is before
+
+
+def test_attach_refuses_pipelines_of_other_kinds_by_name():
+    class TextPipeline:
+        """Stands for a pipeline whose network takes a text."""
+
+        device = torch.device("cpu")
+        unet = UNet2DConditionModel(
+            sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8,), norm_num_groups=4,
+            cross_attention_dim=8, attention_head_dim=4, layers_per_block=1,
+            down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",),
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match="TextPipeline has a UNet2DConditionModel, not an unconditional UNet2DModel"):
+        attach(TextPipeline(), tiny_bundle(), "DDIM")
+    latent = LDMPipeline(VQModel(norm_num_groups=4, block_out_channels=(4,)), other_unet(), DDIMScheduler(N))
+    with pytest.raises(ValueError, match="LDMPipeline draws latents"):
+        attach(latent, tiny_bundle(), "DDIM")
+    with pytest.raises(ValueError, match="DiTPipeline has no unet"):
+        attach(type("DiTPipeline", (), {"transformer": None})(), tiny_bundle(), "DDIM")
+
+
+def test_attach_may_be_repeated_with_another_method():
+    pipeline = DDPMPipeline(tiny_unet(), DDPMScheduler(N))
+    for method in ("NPR-DDIM", "SN-DDPM", "DDIM"):
+        attach(pipeline, tiny_bundle(), method)
+        assert pipeline.scheduler.config.covariance == METHODS[method].covariance
+
+
+@pytest.mark.parametrize("kind", ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"])
+def test_a_flow_matching_configuration_is_refused_by_name(kind):
+    theirs = getattr(diffusers, kind)(num_train_timesteps=N)
+    with pytest.raises(ValueError, match=f"{kind} .* flow matching"):
+        OptimalCovarianceScheduler.from_config({**theirs.config, "_class_name": kind})  # as in a file
+    with pytest.raises(ValueError, match="flow matching"):
+        OptimalCovarianceScheduler.from_config(theirs.config)
+    with pytest.raises(ValueError, match="flow matching"):
+        OptimalCovarianceScheduler.from_config({"num_train_timesteps": N, "shift": 3.0, "use_dynamic_shifting": True})
+
+
+def test_schedulers_of_ddpms_betas_that_can_do_flow_matching_too_are_refused_where_they_do():
+    unipc = diffusers.UniPCMultistepScheduler
+    assert OptimalCovarianceScheduler.from_config(unipc(num_train_timesteps=N).config).schedule.steps == N
+    with pytest.raises(ValueError, match="flow matching"):
+        OptimalCovarianceScheduler.from_config(unipc(use_flow_sigmas=True, prediction_type="flow_prediction").config)
+
+
+@pytest.mark.parametrize("kind", ["EDMEulerScheduler", "ScoreSdeVeScheduler", "CMStochasticIterativeScheduler"])
+def test_a_configuration_without_betas_is_refused_by_name(kind):
+    config = {**getattr(diffusers, kind)().config, "_class_name": kind}
+    with pytest.raises(ValueError, match=f"{kind} has no betas"):
+        OptimalCovarianceScheduler.from_config(config)

@@ -42,6 +42,17 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
     assert "K = 1000 left out: there are only 20 times" in again.output
 
 
+def test_images_of_other_channels_are_scored_as_the_network_takes_them(saved: Path, tmp_path: Path) -> None:
+    pixels = np.load(saved / "images.npy")
+    np.save(tmp_path / "colour.npy", np.repeat(pixels, 3, axis=1))
+    options = ("--times", 4, "--steps", 2, "--images", 2, "--train-images", 2, "--designs", "beta", "--json")
+    scores = [
+        json.loads(run("bpd", saved / "small", images, "--out", tmp_path / images.stem, *options))["rows"]
+        for images in (saved / "images.npy", tmp_path / "colour.npy")
+    ]
+    assert scores[0][0]["bits_per_dim"] == pytest.approx(scores[1][0]["bits_per_dim"])
+
+
 def test_repeats_report_the_deviation_over_seeds(saved: Path, tmp_path: Path) -> None:
     options = ("--images", 2, "--train-images", 2, "--steps", "3", "--times", 5, "--designs", "npr", "--out", tmp_path)
     shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--repeats", 3, "--json"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from optcov import METHODS, Schedule, Trajectory, sample
-from optcov.methods import find_method
+from optcov.methods import DEFAULT_METHOD, PEER_METHODS, find_method
 from optcov.oracle import GaussianMixture
 
 PAPER_ROWS = """DDPM, beta-tilde;DDPM, beta;A-DDPM;NPR-DDPM;SN-DDPM;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;
@@ -50,9 +50,30 @@ def test_names_are_found_whatever_their_case():
     assert find_method("sn-ddim") == METHODS["SN-DDIM"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("SNDDIM", "did you mean SN-DDIM"),
+        ("npr_ddim", "did you mean NPR-DDIM"),
+        ("NPR", "did you mean NPR-DDPM, NPR-DDIM or NPR-DPM?"),
+        ("unipcc", "did you mean UniPC"),
+        ("euler", "did you mean Euler-Maruyama"),
+        ("beta tilde", "did you mean DDPM, beta-tilde"),
+        ("magic", f"take {DEFAULT_METHOD}; optcov sample --help lists them all"),
+    ],
+)
+def test_a_mistyped_method_is_answered_by_the_nearest_names(typed, nearest):
+    with pytest.raises(ValueError, match="unknown method") as refusal:
+        find_method(typed)
+    assert nearest in str(refusal.value)
+    assert sum(name in str(refusal.value) for name in [*METHODS, *PEER_METHODS]) <= 4
+
+
+def test_the_default_method_is_one_of_the_methods():
+    assert METHODS[DEFAULT_METHOD].covariance == "npr"
+
+
 def test_bad_names_and_schedules_are_named():
-    with pytest.raises(ValueError, match="unknown method 'SN'; choose one of: DDPM, beta-tilde; "):
-        find_method("SN")
     with pytest.raises(ValueError, match="'SN-DPM' runs in continuous time, .* or 'SN-DDPM'"):
         METHODS["SN-DPM"].forward(Schedule.linear())
     with pytest.raises(ValueError, match=r"'Gotta Go Fast' is a solver"):

@@ -25,7 +25,7 @@ from optcov.data import ImageSet
 from optcov.noise import batch_noise
 from optcov.report.comparison import Drawn, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, picture, render_page, table_body, write_page
-from optcov.report.page_figures import Calibrated, against_steps, calibration_curves, chosen_times, lengths_of
+from optcov.report.page_figures import VarianceAndError, against_steps, chosen_times, lengths_of, variance_against_error
 from optcov.report.page_sections import (
     bundle_sections,
     paper_figures,
@@ -46,8 +46,8 @@ TINY = replace(
     map_images=1,
     curve_steps=4,
     curve_images=2,
-    calibration_images=3,
-    calibration_times=4,
+    error_images=3,
+    error_times=4,
 )
 
 
@@ -238,7 +238,13 @@ def test_a_bundle_shows_all_it_has(tmp_path: Path) -> None:
     cosine = cosine.with_trajectories("NPR-DDPM", [Trajectory.even(cosine.schedule, 5)])
     bundle = replace(bundle, trajectories=(*linear.trajectories, *cosine.trajectories))
     parts = bundle_sections(bundle, images, TINY)
-    assert [name for name, _ in parts] == ["samples", "variance maps", "variances", "calibration", "trajectories"]
+    assert [name for name, _ in parts] == [
+        "samples",
+        "variance maps",
+        "variances",
+        "variance against error",
+        "trajectories",
+    ]
     sections = [make() for _, make in parts]
     assert [section.body.count("<img") for section in sections] == [1, 2, 1, 1, 3]
     write_page(tmp_path / "report.html", "tiny", sections)
@@ -253,18 +259,18 @@ def test_a_bundle_of_few_times_and_images_is_shown_by_those() -> None:
         "Samples",
         "Variance maps",
         "Variance against time",
-        "Calibration",
+        "Variance against error",
     ]
     assert [section.body.count("<img") for section in sections] == [1, 4, 1, 1]
     assert "1 held-out images at 4 times" in sections[-1].body
 
 
-def test_a_calibration_of_one_image_or_without_an_error_has_no_standard_error() -> None:
-    alone = Calibrated.of(torch.tensor([2.0]), torch.tensor([1.0]))
-    assert alone == Calibrated(2.0, 1.0, None)
-    perfect = Calibrated.of(torch.tensor([2.0, 1.0]), torch.zeros(2))
-    assert perfect == Calibrated(1.5, 0.0, None)
-    assert calibration_curves([1, 2], {"npr": [alone, perfect]}).startswith(PNG)
+def test_a_variance_of_one_image_or_without_an_error_has_no_standard_error() -> None:
+    alone = VarianceAndError.of(torch.tensor([2.0]), torch.tensor([1.0]))
+    assert alone == VarianceAndError(2.0, 1.0, None)
+    perfect = VarianceAndError.of(torch.tensor([2.0, 1.0]), torch.zeros(2))
+    assert perfect == VarianceAndError(1.5, 0.0, None)
+    assert variance_against_error([1, 2], {"npr": [alone, perfect]}).startswith(PNG)
 
 
 def test_what_a_bundle_cannot_draw_is_refused_at_once() -> None:
@@ -278,18 +284,18 @@ def test_what_a_bundle_cannot_draw_is_refused_at_once() -> None:
         paper_figures(small_bundle(), "MNIST")
 
 
-def test_calibration_is_that_of_the_variance_that_steps_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variance_beside_the_error_is_that_which_steps_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head of SN may be right about E[eps^2] while what is left of it below the squared mean is not."""
     seen = {}
 
-    def curves(times: list[float], found: dict[str, list[Calibrated]]) -> bytes:
+    def curves(times: list[float], found: dict[str, list[VarianceAndError]]) -> bytes:
         seen.update(found)
         return PNG
 
-    monkeypatch.setattr("optcov.report.page_sections.calibration_curves", curves)
+    monkeypatch.setattr("optcov.report.page_sections.variance_against_error", curves)
     pixels = torch.randint(0, 256, (3, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     model = small_bundle().with_schedule("linear")
-    dict(bundle_sections(model, ImageSet(pixels), TINY))["calibration"]()
+    dict(bundle_sections(model, ImageSet(pixels), TINY))["variance against error"]()
     process = model.reverse_process("SN-DDPM")
     x_0 = ImageSet(pixels).unit()
     x_t = process.forward.diffuse(x_0, 1000, batch_noise(0, range(3), 3, SHAPE))
@@ -299,16 +305,16 @@ def test_calibration_is_that_of_the_variance_that_steps_are_made_of(monkeypatch:
     assert last.predicted == pytest.approx(float(posterior.variance.mean()), rel=1e-5)
     assert last.measured == pytest.approx(float((x_0 - posterior.mean).square().mean()), rel=1e-5)
     assert [p.measured for p in seen["npr"]] == [p.measured for p in seen["sn"]]
-    assert calibration_curves([1, 2, 3, 4], seen).startswith(PNG)
+    assert variance_against_error([1, 2, 3, 4], seen).startswith(PNG)
 
 
-def test_the_error_of_a_calibration_is_that_of_repeated_experiments() -> None:
+def test_the_error_of_a_ratio_is_that_of_repeated_experiments() -> None:
     """200 experiments of 50 images with a ratio of 2; the level is 4 standard errors of a standard deviation, 0.2."""
     g = torch.Generator().manual_seed(0)
     found = []
     for _ in range(200):
         measured = 1 + 0.3 * torch.rand(50, generator=g)
-        found.append(Calibrated.of(2 * measured + 0.1 * torch.randn(50, generator=g), measured))
+        found.append(VarianceAndError.of(2 * measured + 0.1 * torch.randn(50, generator=g), measured))
     ratios = torch.tensor([f.predicted / f.measured for f in found])
     assert float(ratios.mean()) == pytest.approx(2, abs=4 * float(ratios.std()) / 200**0.5)
     assert float(ratios.std()) == pytest.approx(sum(f.ratio_error for f in found) / 200, rel=0.2)
@@ -354,7 +360,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
         check=True,
     ).stdout
     titles = ["Bits &amp; pieces", "Optimal trajectories", "Samples", "Variance maps", "Variance against time"]
-    assert all(f">{title}</h2>" in shown for title in [*titles, "Calibration"])
+    assert all(f">{title}</h2>" in shown for title in [*titles, "Variance against error"])
     assert shown.count("<img") == sum(section.body.count("<img") for section in sections) == 8
     for scheme, background in (("1", 255), ("0", 18)):  # light and dark, as Chromium paints them
         shot = tmp_path / f"{scheme}.png"
@@ -375,3 +381,12 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
         assert tuple(pixels[2, 2]) == (background,) * 3
         blue = (abs(pixels - (31, 119, 180)) < 30).all(-1)  # the colour of the first curve, so the plots are there
         assert blue.sum() > 50
+
+
+def test_what_a_report_shows_and_what_a_fit_prints_have_two_names_that_the_glossary_explains() -> None:
+    images = ImageSet(torch.zeros(4, *SHAPE, dtype=torch.uint8))
+    names = [name for name, _ in bundle_sections(small_bundle(), images, TINY)]
+    assert "variance against error" in names
+    assert "calibration" not in names
+    glossary = (Path(__file__).parents[1] / "docs" / "glossary.md").read_text()
+    assert all(f"**{name}.**" in glossary for name in ("calibration", "variance against error"))

@@ -323,8 +323,25 @@ def test_a_network_with_the_wrong_output_is_named(reference):
 
 
 def test_what_was_clamped_is_told_in_the_terms_of_the_design() -> None:
-    assert clamped_in_words("sn", 0.25, 0.5).startswith("25.000% of the variances were negative, 50.000% too large")
-    assert clamped_in_words("range", 0.25, 0.5).startswith("25.000% of the learned places lay below the range, 50.000%")
+    said = clamped_in_words("range", 0.25, 0.5)
+    assert said.startswith("25% of the learned places lay below the range, 50%")
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "said"),
+    [
+        (0.02, 0.0, "2% of the variances were negative and were set to 0: harmless below 10%"),
+        (0.15, 0.0, "15% of the variances were negative and were set to 0, which adds some noise: compare with"),
+        (0.25, 0.1, "25% of the variances were negative and were set to 0, which adds much noise: prefer"),
+        (0.0, 0.318, "31.8% of the variances were larger than data in this range can have and were lowered to that"),
+        (0.0, 0.318, "usual at the noisiest times"),
+    ],
+)
+def test_what_was_clamped_is_told_with_whether_it_is_bad(below: float, above: float, said: str) -> None:
+    told = clamped_in_words("sn" if below else "npr", below, above)
+    assert said in told
+    assert ("negative" in told) == bool(below)
+    assert ("larger than" in told) == bool(above)
 
 
 def test_the_mean_may_stay_unclipped_while_variances_are_bounded():

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from optcov import Schedule
 from optcov.bundle import Bundle
-from optcov.cli import main
+from optcov.cli import app, main
 from optcov.data import to_8bit
+from optcov.methods import DEFAULT_METHOD, METHODS, PEER_METHODS
 from optcov.sampling import sample
 from small_bundles import SHAPE, small_bundle, small_head
 from two_processes import ENVIRONMENT, LAUNCH
@@ -62,10 +64,13 @@ def test_png_files_are_the_images_that_the_library_draws(bundles, tmp_path, optc
     assert code == 0
     done = json.loads(said)
     assert (done["images"], done["drawn"], done["evaluations"]) == (5, 5, 4.0)
-    assert done["settings"]["method"] == "SN-DDIM"
+    assert done["settings"]["method"] == DEFAULT_METHOD
     bundle = small_bundle(Schedule.linear(50))
     drawn = sample(
-        bundle.reverse_process("SN-DDIM"), bundle.trajectory(4), (5, *SHAPE), noise_cap=bundle.noise_cap("SN-DDIM")
+        bundle.reverse_process(DEFAULT_METHOD),
+        bundle.trajectory(4),
+        (5, *SHAPE),
+        noise_cap=bundle.noise_cap(DEFAULT_METHOD),
     )
     difference = pixels(out, 5).astype(int) - to_8bit(drawn)[:, 0].numpy().astype(int)
     assert np.abs(difference).max() <= 1  # batches of 2 and of 5 round differently
@@ -90,7 +95,7 @@ def test_shards_hold_the_same_images_as_files(bundles, tmp_path, optcov):
 KILLED_IN_THE_MIDDLE = """
 import os, signal, sys
 from optcov.bundle import Bundle
-from optcov.cli import main
+from optcov.cli import app, main
 
 rename, count = os.replace, 0
 
@@ -155,6 +160,20 @@ def test_variance_map_stands_beside_the_images_and_leaves_json_whole(bundles, tm
         assert image.width > image.height  # three pairs beside each other
 
 
+def test_the_help_of_sample_names_the_default_method_and_lists_every_method():
+    shown = " ".join(CliRunner().invoke(app, ["sample", "--help"], env={"COLUMNS": "500"}).output.split())
+    assert f"by default {DEFAULT_METHOD}" in shown
+    for name in [*METHODS, *PEER_METHODS]:
+        assert name in shown
+
+
+def test_the_picture_of_methods_shows_the_baseline_that_is_hard_to_beat_first(bundles, tmp_path, optcov):
+    options = ("--compare-steps", 2, "--n", 1, "--out", tmp_path / "compare.png", "--json")
+    code, said, _ = optcov(bundles / "discrete", "--compare", *options)
+    assert code == 0
+    assert json.loads(said)["methods"] == ["DDPM, beta-tilde", "DDPM, beta", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"]
+
+
 def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
     bundle = small_bundle(Schedule.linear(50))
     bundle.with_heads({"npr": small_head(7)}, bundle.backbone).save(tmp_path / "discrete")
@@ -168,7 +187,7 @@ def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "SNDDIM"], "unknown method 'SNDDIM'; choose one of"),
+        (["--method", "SNDDIM"], "unknown method 'SNDDIM'; did you mean SN-DDIM"),
         (["--steps", "1"], "K = 1 is outside 2..50"),
         (["--steps", "51"], "K = 51 is outside 2..50"),
         (["--n", "0"], "--n 0 and --batch-size 64 must be positive"),
@@ -178,6 +197,9 @@ def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
         (["--method", "Improved DDPM"], "no head 'range'"),
         (["--method", "Improved DDPM", "--variance-map"], "no head 'range'"),
         (["--method", "UniPC", "--variance-map"], "UniPC estimates no variance of x_0"),
+        (["--method", "DDIM", "--variance-map"], "DDIM takes the variance of x_0 to be 0"),
+        (["--method", "DDPM, beta-tilde", "--variance-map"], f"choose a method such as {DEFAULT_METHOD}"),
+        (["--method", "DDPM, beta", "--variance-map"], "DDPM, beta takes the variance of x_0 to be the same for every"),
         (["--method", "UniPC", "--last-step", "draw"], "leave trajectory, noise_cap and last_step out"),
         (["--trajectory", "odd"], "unknown kind of trajectory 'odd'"),
         (["--trajectory", "optimal"], "optimal"),

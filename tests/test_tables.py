@@ -120,6 +120,12 @@ def test_a_reference_that_is_drawn_shares_no_noise_with_the_rows(tmp_path: Path)
     assert abs(float(torch.corrcoef(torch.stack([drawn[:, 0], rows[:, 0]]))[0, 1])) < 0.1  # 4 standard errors
 
 
+def test_images_of_a_table_get_the_channels_of_the_network(tmp_path: Path) -> None:
+    np.savez(tmp_path / "grey.npz", train=np.zeros((3, 8, 8), np.uint8), test=np.zeros((2, 8, 8), np.uint8))
+    images = TableImages.load(str(tmp_path / "grey.npz"), "small", 3)
+    assert images.train.shape == images.test.shape == images.reference.shape == (3, 8, 8)
+
+
 def test_images_of_a_source_sorted_by_class_are_mixed(tmp_path: Path) -> None:
     pixels = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, *SHAPE)
     np.savez(tmp_path / "sorted.npz", train=pixels.numpy(), test=pixels.numpy())
@@ -355,7 +361,7 @@ def test_rows_and_steps_can_be_chosen_and_keep_their_cells(fid: tuple[Path, Tabl
     assert discrete.columns == ("K = 4",)
     wanted = next(row for row in whole.sections[0].rows if row.name == "SN-DDIM").entries[1]
     assert discrete.rows[0].entries[0].value == wanted.value
-    with pytest.raises(ValueError, match="unknown method 'SN'; choose one of"):
+    with pytest.raises(ValueError, match="unknown method 'SN'; did you mean SN-DDPM"):
         evaluation(methods=["SN"])
     with pytest.raises(ValueError, match="Improved DDPM is no row of this table; choose among: DDPM, beta-tilde"):
         table_run("fid", evaluation(methods=["SN-DDIM", "Improved DDPM"]), directory)

@@ -17,6 +17,8 @@ from optcov import Schedule
 from optcov.bundle.weights import save_unet
 from optcov.checkpoints import import_model
 from optcov.cli import app
+from optcov.data.modes import say_once
+from optcov.methods import DEFAULT_METHOD
 from optcov.networks.unet import build_unet
 from optcov.training import TrainingError
 from optcov.training.sources import open_predictor
@@ -63,6 +65,13 @@ def test_fit_writes_a_bundle_with_heads_numbers_and_history(predictor, tmp_path)
     assert bool(step.variance.isfinite().all())
     half = next(bundle.unet.parameters())
     assert torch.equal(half, half.half().float())  # rounded before the fit, so that heads belong to what is stored
+
+
+def test_fit_goes_on_to_the_default_method(predictor, tmp_path):
+    result = fit(predictor, tmp_path / "bundle", "--heads", "npr")
+    assert result.stdout.splitlines()[-1] == f"next: optcov sample {tmp_path / 'bundle'} --method {DEFAULT_METHOD}"
+    result = fit(predictor, tmp_path / "plain", "--heads", "none")
+    assert result.stdout.splitlines()[-1] == f"next: optcov sample {tmp_path / 'plain'} --method A-DDIM"
 
 
 def test_paper_exact_heads_are_linear(predictor, tmp_path):
@@ -139,11 +148,21 @@ def test_numbers_per_time_can_be_measured_alone(predictor, tmp_path):
     assert torch.equal(after.heads["npr"].conv.weight, before.heads["npr"].conv.weight)
 
 
-def test_images_with_other_channels_are_refused(predictor, tmp_path):
-    result = fit(predictor, tmp_path / "bundle", data="colour.npz")
+def test_coloured_images_become_grey_for_a_grey_network_and_it_is_said(predictor, tmp_path, caplog):
+    say_once.cache_clear()
+    result = fit(predictor, tmp_path / "bundle", "--heads", "npr", data="colour.npz")
+    assert result.exit_code == 0, result.output
+    said = [record.message for record in caplog.records if "converted" in record.message]
+    assert said == ["colour.npz (train): converted 29 RGB images to grey, which the network takes"]
+    assert optcov.load(tmp_path / "bundle").image_shape == (1, 8, 8)
+
+
+def test_images_of_another_size_are_refused(predictor, tmp_path):
+    np.savez(tmp_path / "large.npz", images=np.zeros((8, 9, 8), np.uint8))
+    result = fit(predictor, tmp_path / "bundle", data=str(tmp_path / "large.npz"))
     assert isinstance(result.exception, ValueError)
     assert "(1, 8, 8)" in str(result.exception)
-    assert "(3, 8, 8)" in str(result.exception)
+    assert "(1, 9, 8)" in str(result.exception)
     assert not (tmp_path / "bundle").exists()
 
 

@@ -6,8 +6,10 @@ the same noise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, final
 
@@ -141,12 +143,41 @@ PEER_METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 
+DEFAULT_METHOD = "NPR-DDIM"  # of commands, of attach and in the documentation
+NEAREST = 3  # how many names answer one that is unknown
+
+
 def find_method(name: str) -> Method:
     """Look a method up by the name of its row, or a peer by its own; upper and lower case are the same."""
     for known, method in {**METHODS, **PEER_METHODS}.items():
         if known.lower() == name.strip().lower():
             return method
-    raise ValueError(f"unknown method {name!r}; choose one of: {'; '.join([*METHODS, *PEER_METHODS])}")
+    raise unknown_method(name, [*METHODS, *PEER_METHODS])
+
+
+def unknown_method(name: str, known: Sequence[str]) -> ValueError:
+    """What to raise for a name that is none of the known ones: it offers the nearest."""
+    near = _nearest(name, known)
+    if not near:
+        return ValueError(f"unknown method {name[:80]!r}; take {DEFAULT_METHOD}; optcov sample --help lists them all")
+    *first, last = near
+    meant = f"{', '.join(first)} or {last}" if first else last
+    return ValueError(f"unknown method {name[:80]!r}; did you mean {meant}? optcov sample --help lists them all")
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The names that are spelt most like this one, those that begin with it or hold it first."""
+    typed = _letters(name)[:80]
+    spelt = {_letters(other): other for other in known}
+    holding = sorted(
+        (word for word in spelt if len(typed) > 1 and typed in word), key=lambda w: not w.startswith(typed)
+    )
+    close = get_close_matches(typed, list(spelt), NEAREST)
+    return [spelt[word] for word in dict.fromkeys([*holding, *close])][:NEAREST]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
 def draw(

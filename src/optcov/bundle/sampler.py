@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from optcov.bundle.bundle import Bundle
-from optcov.methods import Method, draw, find_method
+from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.networks import fingerprint
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
@@ -53,7 +53,7 @@ class Sampler:
         elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
             raise ValueError(
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
-                f"out, or choose a method such as SN-DDIM"
+                f"out, or choose a method such as {DEFAULT_METHOD}"
             )
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
 
@@ -111,6 +111,16 @@ class Sampler:
             return None
         numbers = self.bundle.per_time("mean_square_noise")
         return [float(numbers(t)) for t in self.trajectory.times]
+
+
+def suggested_method(bundle: Bundle) -> str:
+    """The default method, or the nearest to it that the bundle can run as it is."""
+    ways = {
+        DEFAULT_METHOD: "npr" in bundle.heads,
+        "SN-DDIM": "sn" in bundle.heads,
+        "A-DDIM": bundle.numbers is not None,
+    }
+    return next((method for method, possible in ways.items() if possible), "DDIM")
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:

@@ -16,6 +16,7 @@ import torch
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
+from optcov.checkpoints.pipelines import refuse_other_pipelines
 from optcov.networks import TimeArgument
 from optcov.prediction import PARAMETERISATIONS
 from optcov.schedule import Schedule
@@ -62,6 +63,8 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
             path = _download(str(name))
         _refuse_bundle(path)
         _refuse_part(path)
+        index = path / "model_index.json"
+        refuse_other_pipelines(path, _read_config(index) if index.is_file() else {})
         unet = _load_unet(_folder(path, "unet", "config.json"))
         schedule, parameterisation = _read_schedule(path)
         channels = int(unet.config["in_channels"])

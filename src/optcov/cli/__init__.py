@@ -7,6 +7,7 @@ everything heavy inside the function, so that neither `optcov --help` nor `optco
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
         "train": "a noise predictor from images, resumable",
         "frechet": "the distance between two sets of images, or samples",
         "table": "a table of the paper on your bundle, beside the paper's numbers",
-        "report": "tables, samples, uncertainty and calibration on one HTML page",
+        "report": "tables, samples, variances and their errors on one HTML page",
         "bench": "the speed of everything, as ratios within one run",
     },
 }
@@ -96,6 +97,8 @@ def main() -> None:
 
     OPTCOV_TRACEBACK=1 shows where an error came from.
     """
+    if os.environ.get("RANK", "0") != "0":  # under Accelerate, one process speaks for all
+        logging.getLogger("optcov").setLevel(logging.ERROR)
     try:
         code = app(standalone_mode=False)
     except (ValueError, OSError, UsageError) as error:

@@ -39,6 +39,7 @@ def command(
         _mixture(out, steps, points, json)
         return
     from optcov import bundle
+    from optcov.methods import DEFAULT_METHOD
     from optcov.report.comparison import compare, draw_comparison
 
     loaded = bundle.load(MODEL)
@@ -57,7 +58,7 @@ def command(
         return
     header = ("method", *(f"{K} steps" for K in STEPS_SCORED))
     print_table(f"bits/dim on {images} test images (lower is better)", header, rows)
-    finish(out, "optcov", "sample", MODEL, "--method", "NPR-DDIM", "--steps", "10")
+    finish(out, "optcov", "sample", MODEL, "--method", DEFAULT_METHOD, "--steps", "10")
 
 
 def _scores(model: Bundle, count: int) -> list[tuple[str, ...]]:

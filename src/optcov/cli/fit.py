@@ -65,6 +65,7 @@ def command(
     """Fit heads and measure the numbers per time (stage 2)."""
     from optcov import __version__
     from optcov.bundle.description import describe
+    from optcov.bundle.sampler import suggested_method
     from optcov.processes import this_process
     from optcov.storage import directory_lock
     from optcov.training import Batches, new_heads, time_grid
@@ -118,7 +119,7 @@ def command(
     if json:
         print_json(describe(str(out)))
         return
-    finish(out, "optcov", "sample", str(out), "--method", "NPR-DDPM" if "npr" in bundle.heads else "A-DDPM")
+    finish(out, "optcov", "sample", str(out), "--method", suggested_method(bundle))
 
 
 def _check_measurement(times: int, images: int, closed_form: bool) -> None:
@@ -154,13 +155,14 @@ def _images(bundle: Bundle, data: str, held_out: bool) -> tuple[ImageSet, ImageS
     """What heads are fitted on, and what they are calibrated on."""
     from optcov import data as image_data
 
-    train = image_data.load(data, "train")
+    channels = bundle.image_shape[0]
+    train = image_data.with_channels(image_data.load(data, "train"), channels)
     if train.shape != tuple(bundle.image_shape):
         raise ValueError(
             f"the noise predictor takes images of shape {tuple(bundle.image_shape)}, but {train.name} has "
             f"{train.shape}; use the images that it was trained on"
         )
-    return train, image_data.load(data, "test") if held_out else None
+    return train, image_data.with_channels(image_data.load(data, "test"), channels) if held_out else None
 
 
 def _fit(
@@ -240,6 +242,9 @@ def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundl
                 )
             ]
             print_table(
-                f"calibration of {name} on held-out images", ("t", "predicted / measured", "error"), rows, errors
+                f"calibration of the head {name} on held-out images",
+                ("t", "predicted / measured", "error"),
+                rows,
+                errors,
             )
     return bundle.with_provenance(calibration=record)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table
-
-if TYPE_CHECKING:
-    from optcov.bundle import Bundle
 
 
 def command(
@@ -35,6 +31,7 @@ def command(
     from optcov.bundle import Bundle
     from optcov.bundle.description import describe
     from optcov.bundle.imported import bundle_of
+    from optcov.bundle.sampler import suggested_method
     from optcov.checkpoints import import_model
     from optcov.checkpoints.errors import printable
 
@@ -60,13 +57,4 @@ def command(
         print_json(describe(str(out)))
         return
     print_table("imported", ("", "found"), list(found.items()))
-    finish(out, "optcov", "sample", str(out), "--method", _suggestion(bundle), "--steps", "25")
-
-
-def _suggestion(bundle: Bundle) -> str:
-    """A method that the bundle can run as it is."""
-    continuous = bundle.schedule.steps is None
-    for head in ("sn", "npr"):
-        if head in bundle.heads:
-            return f"{head.upper()}-{'DPM' if continuous else 'DDIM'}"
-    return "Probability flow" if continuous else "DDIM"
+    finish(out, "optcov", "sample", str(out), "--method", suggested_method(bundle), "--steps", "25")

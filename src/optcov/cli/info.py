@@ -98,7 +98,7 @@ def _calibration(record: Any) -> Iterator[tuple[str, str]]:
     """Predicted over measured by time; a history is anybody's JSON, so that what does not fit is left out."""
     if not isinstance(record, Mapping) or not record:
         return
-    yield "calibration", "predicted / measured on held-out images, by time; 1 is perfect"
+    yield "calibration", "of heads: predicted / measured on held-out images, by time; 1 is perfect"
     for name, entry in record.items():
         ratios = entry.get("ratio") if isinstance(entry, Mapping) else None
         if isinstance(ratios, list) and all(isinstance(ratio, int | float) for ratio in ratios):

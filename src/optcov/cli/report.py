@@ -13,13 +13,16 @@ from optcov.cli.progress import track
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from optcov.bundle import Bundle
     from optcov.data import ImageSet
     from optcov.report.page import PageSection
 
 
 def command(
     tables: list[Path] = typer.Argument(None, help="Directories that optcov table wrote."),
-    bundle: str | None = typer.Option(None, help="A bundle whose samples, variances and calibration to show."),
+    bundle: str | None = typer.Option(
+        None, help="A bundle whose samples and variances to show, and how these agree with errors."
+    ),
     data: str | None = typer.Option(None, help="Held-out images of the bundle; default those of the model."),
     out: Path = typer.Option(Path("out/report.html"), help="The page."),
     figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
@@ -28,7 +31,7 @@ def command(
     seed: int = typer.Option(0, help="Seed of what is drawn of the bundle."),
     json: bool = typer.Option(False, "--json", help="Print what the page has as JSON."),
 ) -> None:
-    """Put tables, plots, samples, variance maps and calibration on one self-contained HTML page."""
+    """Put tables, plots, samples, variance maps, and variances against errors on one self-contained HTML page."""
     from optcov import bundle as bundles
     from optcov import storage
     from optcov.report.page import write_page
@@ -51,7 +54,7 @@ def command(
     drawn: Iterator[PageSection] = iter(())
     if bundle is not None:
         model = bundles.load(bundle)
-        images = _images(data, model.name)
+        images = _images(data, model)
         parts = bundle_sections(model, images, QUICK if quick else ReportSize(), seed)
         drawn = paper_figures(model, figures, images, seed=seed) if figures else drawn
     storage.require_writable(out)
@@ -74,11 +77,11 @@ def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSe
         yield make()
 
 
-def _images(data: str | None, name: str) -> ImageSet | None:
+def _images(data: str | None, model: Bundle) -> ImageSet | None:
     from optcov.bundle import BundleError
     from optcov.tables import TableImages
 
     try:
-        return TableImages.load(data, name).test
+        return TableImages.load(data, model.name, model.image_shape[0]).test
     except BundleError:
         return None  # no images come with the model: show its samples alone

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from optcov.bundle import Bundle, Sampler
 
-COMPARED = "DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
+COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
-TOO_MANY = 0.2  # share of negative variances from which on taking them as 0 adds more than a tenth (docs/faq.md)
 
 
 def command(
@@ -34,8 +33,8 @@ def command(
         None,
         help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
     ),
-    method: str = typer.Option(
-        "SN-DDIM", help="A row of the paper, such as SN-DDIM or Euler-Maruyama, or a peer: UniPC, ..."
+    method: str | None = typer.Option(
+        None, help="A row of the paper or a peer, as listed above; by default NPR-DDIM.", show_default=False
     ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int = typer.Option(64, "--n", help="Number of images."),
@@ -57,9 +56,20 @@ def command(
     variance_map: bool = typer.Option(False, "--variance-map", help="Show the standard deviation beside each image."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
-    """Draw images by any method of the paper."""
+    """Draw images by any method of the paper, or by a peer of diffusers.
+
+    In discrete time: DDPM, beta-tilde; DDPM, beta; A-DDPM; NPR-DDPM; SN-DDPM; DDIM; A-DDIM; NPR-DDIM; SN-DDIM;
+    Improved DDPM.
+
+    In continuous time: Euler-Maruyama; Ancestral sampling; Probability flow; A-DPM; NPR-DPM; SN-DPM; Gotta Go Fast.
+
+    Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
+    """
     from optcov import bundle as bundles
+    from optcov.methods import DEFAULT_METHOD
     from optcov.processes import this_process
+
+    method = method or DEFAULT_METHOD
 
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
@@ -102,10 +112,16 @@ def _default(model: Bundle, *words: str) -> Path:
 
 def require_variance(sampler: Sampler) -> None:
     """Refuse methods that say nothing of the variance of x_0."""
-    if sampler.trajectory is None or sampler.method.covariance == "range":
-        raise ValueError(
-            f"{sampler.method.name} estimates no variance of x_0; choose a method such as SN-DDIM or NPR-DDPM"
-        )
+    from optcov.methods import DEFAULT_METHOD
+
+    said = {
+        "range": "estimates no variance of x_0",
+        "beta_tilde": "takes the variance of x_0 to be 0, so that there is nothing to show",
+        "beta": "takes the variance of x_0 to be the same for every pixel and image, so that there is nothing to show",
+    }
+    covariance = sampler.method.covariance or "range"
+    if covariance in said:
+        raise ValueError(f"{sampler.method.name} {said[covariance]}; choose a method such as {DEFAULT_METHOD}")
 
 
 def _sample(
@@ -157,10 +173,7 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
     if clamped and clamped["below"]:
         covariance = str(sampler.method.covariance)
         below, above = (clamped[side] / clamped["of"] for side in ("below", "above"))
-        advice = f"; {TOO_MANY:.0%} negative ones or more add much noise, prefer NPR to {sampler.method.name}"
-        noisy = covariance != "range" and below >= TOO_MANY
-        told = f"{clamped_in_words(covariance, below, above)}{advice if noisy else ''}"
-        errors.print(told, highlight=False, soft_wrap=True)
+        errors.print(clamped_in_words(covariance, below, above), highlight=False, soft_wrap=True)
     drawn, evaluations = done["drawn"], done["evaluations"]
     cost = "" if evaluations is None else f", {evaluations:.4g} network evaluations each"
     errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)

@@ -98,7 +98,7 @@ def _key(options: SweepOptions, *facts: object) -> str:
 def _first_images(data: str, split: str, count: int, model: Bundle) -> ImageSet:
     from optcov import data as image_data
 
-    source = image_data.load_mixed(data, split)
+    source = image_data.with_channels(image_data.load_mixed(data, split), model.image_shape[0])
     if source.shape != tuple(model.image_shape):
         raise ValueError(f"{data} has images of shape {source.shape}, but {model.name} needs {model.image_shape}")
     return source.select(slice(0, count))

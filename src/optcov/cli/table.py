@@ -120,7 +120,11 @@ def _subject(
     model.network.to(device)
     default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
     extractor = None if table in WITHOUT_SAMPLES else find_extractor(features or default)
-    images = TableImages.none(model.image_shape) if table == "cost" else TableImages.load(data, model.name)
+    images = (
+        TableImages.none(model.image_shape)
+        if table == "cost"
+        else TableImages.load(data, model.name, model.image_shape[0])
+    )
     return model, images, extractor
 
 

@@ -23,6 +23,7 @@ from optcov.covariances.analytic import Analytic, IsotropicResidual
 from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
 from optcov.covariances.residual import FullResidual, Residual
 from optcov.covariances.learned_range import LearnedRange, range_ends
+from optcov.covariances.clamped import clamped_in_words
 # isort: on
 
 __all__ = [
@@ -81,10 +82,3 @@ def make_covariance(covariance: str | Covariance, numbers: dict[str, PerTime | N
             f"or a callable of t"
         )
     return kind(given)  # type: ignore[call-arg]  # every class with a number takes it
-
-
-def clamped_in_words(covariance: str, below: float, above: float) -> str:
-    """Say which shares of what a covariance estimates were out of bounds and clamped."""
-    if not find_covariance(covariance).has_posterior:
-        return f"{below:.3%} of the learned places lay below the range, {above:.3%} above it; they were clamped"
-    return f"{below:.3%} of the variances were negative, {above:.3%} too large for the data; they were clamped"

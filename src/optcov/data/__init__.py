@@ -2,6 +2,7 @@
 
 from optcov.data.export import grid, write_npz, write_png
 from optcov.data.images import DataError, ImageSet, flip_half, from_8bit, to_8bit
+from optcov.data.modes import with_channels
 from optcov.data.sources import join, load, load_mixed
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "load",
     "load_mixed",
     "to_8bit",
+    "with_channels",
     "write_npz",
     "write_png",
 ]

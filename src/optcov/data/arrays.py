@@ -5,6 +5,7 @@ Pickled objects are refused, and so is an array that declares more than its file
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import tokenize
@@ -19,10 +20,13 @@ import torch
 from torch import Tensor
 
 from optcov.data.images import DataError, ImageSet, require_memory
+from optcov.data.modes import CHUNK as IMAGES_AT_ONCE
+from optcov.data.modes import over_white, say_converted
 
 Array = np.ndarray[Any, Any]
 
 CHUNK = 2**24  # bytes that are read at once
+MAX_HEADER = 2**16  # bytes; numpy trusts headers of up to 10,000
 MAX_BYTES = 2**34  # of one array: ImageNet 64x64 has 2**33.8
 DEFLATE_RATIO = 1032  # the most that deflate can shrink anything
 UNSPLIT_NAMES = ("images", "arr_0", "samples", "x", "data")
@@ -82,11 +86,11 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
     """Read header and content of a stream that holds `size` bytes."""
     try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        old = np.lib.format.read_magic(stream) == (1, 0)
+        length = stream.read(2 if old else 4)
+        header = stream.read(min(int.from_bytes(length, "little"), MAX_HEADER))  # numpy sets aside what is declared
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(io.BytesIO(length + header))
     except _BROKEN as error:
         raise DataError(f"{name} is not a npy array: {' '.join(str(error).split())[:200]}") from error
     if dtype.kind not in "biuf":
@@ -157,7 +161,7 @@ def _labels(arrays: Mapping[str, Array], names: Sequence[str], path: Path) -> Te
 
 
 def as_images(array: Array, name: str) -> Tensor:
-    """Turn (n, H, W), (n, H, W, C) or (n, C, H, W) of bytes into (n, C, H, W), C = 1 or 3."""
+    """Turn (n, H, W), (n, H, W, C) or (n, C, H, W) of bytes into (n, C, H, W), C = 1 or 3; RGBA goes on white."""
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
         raise DataError(
             f"{name} must hold 8-bit images, (n, H, W), (n, H, W, C) or (n, C, H, W), "
@@ -165,7 +169,20 @@ def as_images(array: Array, name: str) -> Tensor:
         )
     if array.ndim == 3:
         array = array[:, None]
+    array = _without_alpha(array, name)
     first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
     if first == last:
         raise DataError(f"{name}: shape {array.shape} does not tell where the 1 or 3 channels are")
     return torch.from_numpy(np.ascontiguousarray(array if first else array.transpose(0, 3, 1, 2)))
+
+
+def _without_alpha(array: Array, name: str) -> Array:
+    """RGBA images (n, H, W, 4) or (n, 4, H, W) on white, others as they are."""
+    sides = array.shape[1], array.shape[3]
+    if 4 not in sides or sides == (4, 4) or {1, 3} & {*sides}:
+        return array
+    last = array if sides[1] == 4 else array.transpose(0, 2, 3, 1)
+    say_converted(name, {"RGBA": len(array)})
+    return np.concatenate(
+        [over_white(last[i : i + IMAGES_AT_ONCE]) for i in range(0, len(last), IMAGES_AT_ONCE)] or [last[..., :3]]
+    )

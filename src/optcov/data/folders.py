@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from optcov.data.images import DataError, ImageSet, require_memory
+from optcov.data.modes import channels_of, pixels_of, say_converted
 
 FORMATS = {
     "PNG": (".png",),
@@ -21,7 +23,6 @@ FORMATS = {
     "PPM": (".ppm", ".pgm"),
 }
 MAX_PIXELS = 2**24  # of one image: 4096 x 4096, so that a small file cannot claim gigabytes
-MODES = {"L": 1, "RGB": 3}
 
 # what Pillow's decoders are known to raise on damaged files, beside its own errors
 _DECODING = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError)
@@ -37,24 +38,33 @@ def image_files(directory: Path) -> list[Path]:
 
 
 def load_folder(directory: Path) -> ImageSet:
-    """Load every image below a directory; they must agree in size and colour mode."""
+    """Load every image below a directory; they must agree in size. Grey ones become RGB if there are coloured ones."""
     files = image_files(directory)
     if not files:
         known = ", ".join(suffix for group in FORMATS.values() for suffix in group)
         raise DataError(f"{directory} holds no images; known endings are {known}")
-    first = read_image(files[0])
+    modes: Counter[str] = Counter()
+    first = read_image(files[0], seen=modes)
     require_memory(len(files) * first.nbytes, str(directory))
     images = np.empty((len(files), *first.shape), np.uint8)
     images[0] = first
     for number, path in enumerate(files[1:], start=1):
-        images[number] = read_image(path, first.shape, files[0])
+        pixels = read_image(path, first.shape, files[0], modes)
+        if len(pixels) > images.shape[1]:
+            require_memory(3 * images.nbytes, str(directory))
+            images = np.repeat(images, 3, axis=1)
+        images[number] = pixels  # grey goes to every channel
+    say_converted(Path(directory).name, modes)
     return ImageSet(torch.from_numpy(images), None, Path(directory).name)
 
 
 def read_image(
-    path: Path, shape: tuple[int, ...] | None = None, like: Path | None = None
+    path: Path, shape: tuple[int, ...] | None = None, like: Path | None = None, seen: Counter[str] | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Read one image as uint8 (C, H, W); shape is what it must have because the file `like` has it."""
+    """Read one image as uint8 (C, H, W), grey or RGB.
+
+    shape: what its sides must have because the file `like` has it. seen: counts the colour modes of files.
+    """
     from PIL import Image
 
     broken = (
@@ -71,7 +81,9 @@ def read_image(
             warnings.simplefilter("error")  # Pillow warns of damage that it reads over
             with Image.open(path, formats=tuple(FORMATS)) as image:
                 _check_header(path, image.mode, image.size, shape, like)
-                pixels = np.array(image, dtype=np.uint8)
+                pixels = pixels_of(image)
+                if seen is not None:
+                    seen[image.mode] += 1
     except DataError:
         raise
     except (*broken, Warning) as error:
@@ -79,7 +91,7 @@ def read_image(
         raise DataError(
             f"cannot read the image {path}: {reason or type(error).__name__}; remove or replace it"
         ) from error
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels
 
 
 def _check_header(
@@ -88,10 +100,8 @@ def _check_header(
     width, height = size
     if width * height > MAX_PIXELS:
         raise DataError(f"{path} declares {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
-    if mode not in MODES:
-        raise DataError(f"{path} has the colour mode {mode}; convert it to 8-bit grey (L) or RGB")
-    if shape is not None and shape != (MODES[mode], height, width):
+    channels_of(mode, str(path))
+    if shape is not None and shape[1:] != (height, width):
         raise DataError(
-            f"{path} is {width} x {height} with {MODES[mode]} channels, but {like} is "
-            f"{shape[2]} x {shape[1]} with {shape[0]}; a set of images needs one size and one colour mode"
+            f"{path} is {width} x {height}, but {like} is {shape[2]} x {shape[1]}; a set of images needs one size"
         )

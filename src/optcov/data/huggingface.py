@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from optcov.data.images import DataError, ImageSet
+from optcov.data.modes import channels_of, pixels_of, say_converted
 
 
 def load_hub(name: str, split: str) -> ImageSet:
@@ -27,18 +29,23 @@ def load_hub(name: str, split: str) -> ImageSet:
     if column is None:
         raise DataError(f"hf:{name} has no image column among {', '.join(table.features)}")
     label = next((key for key, kind in table.features.items() if isinstance(kind, datasets.ClassLabel)), None)
-    pixels = [_pixels(table, column, number, f"hf:{name} ({split}), row {number}") for number in range(len(table))]
-    if len({image.shape for image in pixels}) != 1:
-        odd = next(number for number, image in enumerate(pixels) if image.shape != pixels[0].shape)
+    seen: Counter[str] = Counter()
+    where = f"hf:{name} ({split})"
+    pixels = [_pixels(table, column, number, f"{where}, row {number}", seen) for number in range(len(table))]
+    if len({image.shape[1:] for image in pixels}) != 1:
+        odd = next(number for number, image in enumerate(pixels) if image.shape[1:] != pixels[0].shape[1:])
         raise DataError(
-            f"hf:{name} ({split}): row {odd} has the shape {pixels[odd].shape}, row 0 has {pixels[0].shape}; "
-            f"a set of images needs one size and one colour mode"
+            f"{where}: row {odd} has the shape {pixels[odd].shape}, row 0 has {pixels[0].shape}; "
+            f"a set of images needs one size"
         )
+    channels = max(map(len, pixels))
+    pixels = [np.broadcast_to(image, (channels, *image.shape[1:])) for image in pixels]  # grey goes to every channel
+    say_converted(where, seen)
     labels = None if label is None else torch.tensor(list(table[label]))
     return ImageSet(torch.from_numpy(np.stack(pixels)), labels, f"{Path(name).name} ({split})")
 
 
-def _pixels(table: Any, column: str, number: int, name: str) -> np.ndarray[Any, Any]:
+def _pixels(table: Any, column: str, number: int, name: str, seen: Counter[str]) -> np.ndarray[Any, Any]:
     """uint8 (C, H, W) of the image in a row."""
     try:
         image = table[number][column]
@@ -46,7 +53,6 @@ def _pixels(table: Any, column: str, number: int, name: str) -> np.ndarray[Any, 
         raise DataError(f"cannot read the image of {name}: {' '.join(str(error).split())[:200]}") from error
     if image is None:
         raise DataError(f"{name} has no image; remove or replace it")
-    if image.mode not in ("L", "RGB"):
-        raise DataError(f"{name} has the colour mode {image.mode}; convert it to 8-bit grey (L) or RGB")
-    pixels = np.array(image, dtype=np.uint8)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    channels_of(image.mode, name)
+    seen[image.mode] += 1
+    return pixels_of(image)

@@ -13,22 +13,23 @@ from torch import nn
 from optcov.bundle import Bundle, schedule_spec
 from optcov.covariances import find_covariance
 from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
-from optcov.integrations.unet import UNetWithHead
-from optcov.methods import Method, find_method
+from optcov.integrations.unet import UNETS, UNetWithHead
+from optcov.methods import DEFAULT_METHOD, Method, find_method
 from optcov.schedule import DiscreteSchedule, Schedule
 from optcov.solvers.peers import clip_options
 
 __all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
 
 TRAJECTORIES = ("even", "optimal")
+DECODERS = ("vae", "vqvae", "movq")  # parts of a pipeline that turn latents into images
 
 
-def attach(pipeline: Any, bundle: Bundle, method: str = "SN-DDIM", trajectory: str = "even") -> Any:
+def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even") -> Any:
     """Make a pipeline (DDPMPipeline, DDIMPipeline, ...) sample by a method of METHODS, and return it.
 
-    Its network and its scheduler become the bundle's. trajectory: "even", or "optimal" to visit the bundle's optimal
-    times where it has as many steps as asked for. A bundle in continuous time runs on the linear schedule of 1,000
-    steps, by equal noise levels.
+    Its network and its scheduler become the bundle's, which must take the same images. trajectory: "even", or "optimal"
+    to visit the bundle's optimal times where it has as many steps as asked for. A bundle in continuous time runs on the
+    linear schedule of 1,000 steps, by equal noise levels.
     """
     if trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
@@ -36,10 +37,46 @@ def attach(pipeline: Any, bundle: Bundle, method: str = "SN-DDIM", trajectory: s
     if bundle.schedule.steps is None:
         bundle = bundle.with_schedule(Schedule.linear())
     bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
+    _check_pipeline(pipeline, bundle)
     scheduler = _scheduler(bundle, row, trajectory)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
+
+
+def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
+    """Refuse a pipeline whose network takes other images, or more than an image and a time."""
+    kind, unet = type(pipeline).__name__, getattr(pipeline, "unet", None)
+    if unet is None:
+        raise ValueError(f"{kind} has no unet to replace; give a pipeline such as DDPMPipeline or DDIMPipeline")
+    decoder = next((name for name in DECODERS if getattr(pipeline, name, None) is not None), None)
+    if decoder is not None and bundle.data_range is not None:
+        raise ValueError(
+            f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "
+            f"{list(bundle.data_range)}; give a pipeline of images such as DDPMPipeline"
+        )
+    known: Any = (*UNETS.values(), UNetWithHead)
+    if not isinstance(unet, known):
+        raise ValueError(
+            f"{kind} has a {type(unet).__name__}, not an unconditional UNet2DModel as in {bundle.name}; for others see "
+            f"OptimalCovarianceScheduler, which needs no change of the network"
+        )
+    config = unet.config
+    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
+        raise ValueError(f"the network of this {kind} is conditional on a class, but the bundle's is not")
+    channels, *sides = bundle.image_shape
+    if config["in_channels"] != channels:
+        raise ValueError(
+            f"the network of this {kind} takes images of {config['in_channels']} channels, but the bundle's takes "
+            f"images of {channels}"
+        )
+    size = config["sample_size"]
+    found = [size, size] if isinstance(size, int) else sides if size is None else list(size)
+    if found != sides:
+        raise ValueError(
+            f"the network of this {kind} takes images of {' x '.join(map(str, found))} pixels, but the bundle's takes "
+            f"{' x '.join(map(str, sides))}"
+        )
 
 
 def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:

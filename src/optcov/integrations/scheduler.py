@@ -18,17 +18,16 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from optcov.covariances import find_covariance
+from optcov.covariances import Bounds, find_covariance
 from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
-from optcov.prediction import PARAMETERISATIONS, Prediction
+from optcov.integrations.scheduler_checks import check_config, refuse_other_processes
+from optcov.prediction import Prediction
 from optcov.reverse import ReverseProcess
-from optcov.sampling import LAST_STEPS, capped, variance_cap
+from optcov.sampling import capped, variance_cap
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
 from optcov.watch import not_finite
-
-BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
 
 @dataclass
@@ -57,6 +56,13 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
     order = 1
 
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Build one from the config of a scheduler with betas; those of other processes are refused."""
+        if isinstance(config, Mapping):
+            refuse_other_processes({**config, **kwargs})
+        return super().from_config(config, return_unused_kwargs, **kwargs)
+
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
@@ -79,7 +85,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         last_step: str = "mean",
         trajectories: dict[str, list[int]] | None = None,
     ):
-        _check_config(self.config)
+        check_config(self.config)
         self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
         self.schedule = Schedule.from_diffusers(self)
         self.betas = self.schedule.betas
@@ -102,6 +108,11 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
 
     def __len__(self) -> int:
         return int(self.config.num_train_timesteps)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many variances of the steps made so far were out of bounds."""
+        return self._process.bounds
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
         """Return the sample as it is: a variance-preserving process needs no scaling."""
@@ -216,26 +227,6 @@ _CHANNEL_REMEDY = (
 
 def _no_network(x_t: Tensor, t: Any) -> NoReturn:
     raise AssertionError("in a pipeline the network has run before the scheduler steps")
-
-
-def _check_config(config: Mapping[str, Any]) -> None:
-    kind, trained = config["beta_schedule"], config["trained_betas"]
-    if trained is None and kind not in BETA_SCHEDULES:
-        raise ValueError(
-            f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
-        )
-    if trained is not None and len(trained) != config["num_train_timesteps"]:
-        raise ValueError(
-            f"there are {len(trained)} trained_betas, but num_train_timesteps = {config['num_train_timesteps']}"
-        )
-    if config["prediction_type"] not in PARAMETERISATIONS:
-        raise ValueError(
-            f"prediction_type = {config['prediction_type']!r} is not one of {', '.join(PARAMETERISATIONS)}"
-        )
-    if config["thresholding"]:
-        raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
-    if config["last_step"] not in LAST_STEPS:
-        raise ValueError(f"last_step = {config['last_step']!r} is not one of {', '.join(LAST_STEPS)}")
 
 
 def _per_time(numbers: Sequence[float] | None) -> Tensor | None:

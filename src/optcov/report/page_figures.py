@@ -1,4 +1,4 @@
-"""Figures of a report as PNG bytes: numbers against K, variances against time, calibration, chosen times."""
+"""Figures of a report as PNG bytes: numbers against K, variances against time and against errors, chosen times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LENGTH = re.compile(r"K = (\d{1,9})")
 
 @final
 @dataclass(frozen=True)
-class Calibrated:
+class VarianceAndError:
     """Means over images and pixels at one time."""
 
     predicted: float  # variance of x_0 given x_t
@@ -28,13 +28,13 @@ class Calibrated:
     ratio_error: float | None  # standard error of predicted / measured; None of one image, or where nothing was missed
 
     @staticmethod
-    def of(predicted: Tensor, measured: Tensor) -> Calibrated:
+    def of(predicted: Tensor, measured: Tensor) -> VarianceAndError:
         """From means over pixels of each image, (B,)."""
         p, m = predicted.double(), measured.double()
         if len(p) < 2 or not m.any():
-            return Calibrated(float(p.mean()), float(m.mean()), None)
+            return VarianceAndError(float(p.mean()), float(m.mean()), None)
         error = (p - p.mean() / m.mean() * m).std() / len(p) ** 0.5 / m.mean()  # of a ratio of means, to first order
-        return Calibrated(float(p.mean()), float(m.mean()), float(error))
+        return VarianceAndError(float(p.mean()), float(m.mean()), float(error))
 
 
 def lengths_of(section: Section) -> list[int]:
@@ -87,7 +87,7 @@ def variance_curves(times: Sequence[float], variances: Mapping[str, Sequence[flo
     return png(figure)
 
 
-def calibration_curves(times: Sequence[float], found: Mapping[str, Sequence[Calibrated]]) -> bytes:
+def variance_against_error(times: Sequence[float], found: Mapping[str, Sequence[VarianceAndError]]) -> bytes:
     """Predicted variance and measured squared error of x_0 against time, and their ratio with two standard errors."""
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)

@@ -19,12 +19,12 @@ from optcov.report.canvas import png, times_figure
 from optcov.report.comparison import Drawn, clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
 from optcov.report.page import PageSection, made_by_body, picture, table_body
 from optcov.report.page_figures import (
-    Calibrated,
+    VarianceAndError,
     against_steps,
-    calibration_curves,
     chosen_times,
     lengths_of,
     mean,
+    variance_against_error,
     variance_curves,
 )
 from optcov.report.size import ReportSize
@@ -95,7 +95,7 @@ def bundle_sections(
         if model.schedule.steps is not None:
             found.append(("variances", lambda: _variances(model, images, size, seed)))
         if {"sn", "npr"} & set(bundle.heads):
-            found.append(("calibration", lambda: _calibration(model, images, size, seed)))
+            found.append(("variance against error", lambda: _variance_against_error(model, images, size, seed)))
     if bundle.trajectories:
         found.append(("trajectories", lambda: _stored(bundle)))
     return found
@@ -197,25 +197,27 @@ def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> 
 
 
 @torch.no_grad()
-def _calibration(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
+def _variance_against_error(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
     """By the variances that steps are made of, clamped as there: a head may be right and its variance not."""
     processes = {name: model.reverse_process(_CURVES[name]) for name in ("npr", "sn") if name in model.heads}
     first = next(iter(processes.values()))
-    x_0 = images.unit(slice(0, size.calibration_images))
-    times = Trajectory.even(model.schedule, size.calibration_times).times
-    found: dict[str, list[Calibrated]] = {name: [] for name in processes}
+    x_0 = images.unit(slice(0, size.error_images))
+    times = Trajectory.even(model.schedule, size.error_times).times
+    found: dict[str, list[VarianceAndError]] = {name: [] for name in processes}
     for number, t in enumerate(times):
         x_t = first.forward.diffuse(x_0, t, batch_noise(seed, range(len(x_0)), number, x_0.shape[1:]))
         prediction = first.predict(x_t, t)
         for name, process in processes.items():
             posterior = process.posterior_from(prediction)
             squared_error = (x_0 - posterior.mean).square()
-            found[name].append(Calibrated.of(posterior.variance.flatten(1).mean(1), squared_error.flatten(1).mean(1)))
+            found[name].append(
+                VarianceAndError.of(posterior.variance.flatten(1).mean(1), squared_error.flatten(1).mean(1))
+            )
     caption = (
-        f"Variance of x_0 that each head predicts, and the squared error of the mean that was measured, "
-        f"{len(x_0)} held-out images at {len(times)} times"
+        f"Variance of x_0 that steps are made of, and the squared error of its mean that was measured, in data units; "
+        f"{len(x_0)} held-out images at {len(times)} times (optcov info shows another quantity, a head's calibration)"
     )
-    return PageSection("Calibration", picture(calibration_curves(times, found), caption))
+    return PageSection("Variance against error", picture(variance_against_error(times, found), caption))
 
 
 def _stored(bundle: Bundle) -> PageSection:

@@ -19,8 +19,8 @@ class ReportSize:
     map_times: int = 3
     curve_steps: int = 25
     curve_images: int = 16
-    calibration_images: int = 48
-    calibration_times: int = 10
+    error_images: int = 48
+    error_times: int = 10
 
     def fitting(self, schedule: Schedule) -> ReportSize:
         """The same, with no more times than a schedule has."""
@@ -32,7 +32,7 @@ class ReportSize:
             grid_steps=tuple(dict.fromkeys(min(K, N) for K in self.grid_steps)),
             map_times=max(1, min(self.map_times, N - 2)),
             curve_steps=min(self.curve_steps, N),
-            calibration_times=min(self.calibration_times, N),
+            error_times=min(self.error_times, N),
         )
 
 

@@ -10,7 +10,7 @@ from typing import final
 
 from optcov.bundle import Bundle, BundleError
 from optcov.checkpoints import SOURCES
-from optcov.methods import METHODS, PEER_METHODS, find_method
+from optcov.methods import METHODS, PEER_METHODS, find_method, unknown_method
 from optcov.metrics import Extractor
 from optcov.metrics.frechet import Features
 from optcov.metrics.sources import check_draws_images
@@ -253,4 +253,4 @@ def row_name(name: str) -> str:
     for known in rows:
         if known.lower() == name.strip().lower():
             return known
-    raise ValueError(f"unknown method {name!r}; choose one of: {'; '.join(rows)}")
+    raise unknown_method(name, list(rows))

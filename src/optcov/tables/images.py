@@ -30,10 +30,15 @@ class TableImages:
         return TableImages(black, black, black, black.name)
 
     @staticmethod
-    def load(source: str | None, bundle_name: str) -> TableImages:
-        """From a source of images as optcov.data reads it, or None for those that come with an embedded model."""
+    def load(source: str | None, bundle_name: str, channels: int | None = None) -> TableImages:
+        """From a source of images as optcov.data reads it, or None for those that come with an embedded model.
+
+        channels: those that the bundle's network takes; None leaves them as they are.
+        """
         if source is not None:
-            train, test = data.load_mixed(source, "train"), data.load_mixed(source, "test")
+            train, test = (data.load_mixed(source, split) for split in ("train", "test"))
+            if channels is not None:
+                train, test = data.with_channels(train, channels), data.with_channels(test, channels)
             return TableImages(train, test, train, source)
         embedded = ImageSet(to_8bit(test_images(bundle_name)), None, f"{bundle_name}'s embedded test images")
         half = len(embedded) // 2

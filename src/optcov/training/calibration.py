@@ -1,4 +1,8 @@
-"""Calibration: is the squared residual that a head predicts the one that is measured? In noise units, by part of t."""
+"""Calibration of a head: is the squared residual, or noise, that it predicts the one that is measured?
+
+In noise units, by part of the times, before anything is clamped. What a report shows is another quantity: the variance
+of x_0 that steps are made of against the squared error of its mean.
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,14 @@ def open_predictor(source: Path, schedule: str | None = None, half: bool = False
     be fitted on the rounded weights.
     """
     source = Path(source)
+    if not source.exists():
+        raise TrainingError(
+            f"no such file or directory: {source} (of the hub: optcov import NAME --out DIR, then fit DIR)"
+        )
+    if source.is_file():
+        raise TrainingError(
+            f"{source} is a file; turn it into a bundle by optcov import {source} --out DIR, then fit DIR"
+        )
     if schedule is not None and (is_bundle(source) or any((source / name).is_file() for name in TELLING)):
         raise TrainingError(f"{source} knows its schedule; leave --schedule out")
     if (source / "run.json").is_file():
@@ -39,7 +47,7 @@ def open_predictor(source: Path, schedule: str | None = None, half: bool = False
         return _imported(import_model(source), schedule, half)
     raise TrainingError(
         f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
-        f"run.json, config.json or model_index.json (of the hub: optcov import NAME --out DIR, then fit DIR)"
+        f"run.json, config.json or model_index.json"
     )
 
 

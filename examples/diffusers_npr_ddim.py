@@ -1,4 +1,4 @@
-"""A diffusers pipeline that samples by SN-DDIM in ten steps, beside plain DDIM from the same noise.
+"""A diffusers pipeline that samples by NPR-DDIM in ten steps, beside plain DDIM from the same noise.
 
 The pipeline is made of the embedded model's network; put your own in its place (DDPMPipeline.from_pretrained), with the
 bundle that `optcov fit my-pipeline images --out my-bundle` makes for it.
@@ -28,7 +28,7 @@ def main() -> None:
     pipeline = DDPMPipeline(bundle.unet, DDIMScheduler())
     pipeline.set_progress_bar_config(disable=True)
     rows = [row(pipeline)]
-    attach(pipeline, bundle, method="SN-DDIM")
+    attach(pipeline, bundle, method="NPR-DDIM")
     rows.append(row(pipeline))
 
     width, height = rows[0][0].size
@@ -36,8 +36,8 @@ def main() -> None:
     for y, images in enumerate(rows):
         for x, image in enumerate(images):
             picture.paste(image, (x * width, y * height))
-    picture.resize((4 * picture.width, 4 * picture.height), Image.Resampling.NEAREST).save("sn-ddim.png")
-    print("above DDIM, below SN-DDIM, the same noise: sn-ddim.png")
+    picture.resize((4 * picture.width, 4 * picture.height), Image.Resampling.NEAREST).save("npr-ddim.png")
+    print("above DDIM, below NPR-DDIM, the same noise: npr-ddim.png")
 
 
 if __name__ == "__main__":
