@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from close_outputs import assert_close_outputs
+from close_outputs import assert_close_outputs, assert_close_results
 from small_bundles import SHAPE, small_unet
 
 
@@ -39,3 +39,18 @@ def test_a_lost_weight_and_an_output_that_is_no_number_do_not_pass() -> None:
     for wrong in (output(damaged), output(unet) * float("nan"), output(unet)[:2]):
         with pytest.raises(AssertionError):
             assert_close_outputs(wrong, output(unet))
+
+
+def test_results_are_near_in_their_numbers_and_equal_elsewhere() -> None:
+    expected = {"name": "a", "K": 10, "rows": [{"bits": 3.25, "error": None}]}
+    assert_close_results({"name": "a", "K": 10, "rows": [{"bits": 3.25001, "error": None}]}, expected)
+    for wrong in (
+        {"name": "b", "K": 10, "rows": [{"bits": 3.25, "error": None}]},
+        {"name": "a", "K": 11, "rows": [{"bits": 3.25, "error": None}]},
+        {"name": "a", "K": 10, "rows": [{"bits": 3.26, "error": None}]},
+        {"name": "a", "K": 10, "rows": [{"bits": 3.25, "error": 0.1}]},
+        {"name": "a", "K": 10, "rows": []},
+        {"name": "a", "rows": [{"bits": 3.25, "error": None}]},
+    ):
+        with pytest.raises(AssertionError):
+            assert_close_results(wrong, expected)
