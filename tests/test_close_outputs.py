@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,3 +59,16 @@ def test_results_are_near_in_their_numbers_and_equal_elsewhere() -> None:
     ):
         with pytest.raises(AssertionError):
             assert_close_results(wrong, expected)
+
+
+def test_the_other_cpu_of_the_makefile_has_no_vector_instructions_that_torch_would_use() -> None:
+    """A name that torch does not know would be passed over without a word, and the second run test nothing new."""
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    settings = re.search(r"^OTHER_CPU := (.+)$", makefile, re.MULTILINE)
+    assert settings
+    other = dict(setting.split("=") for setting in settings[1].split())
+    program = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **other}, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "DEFAULT"
