@@ -11,9 +11,11 @@ import safetensors.torch
 import torch
 from diffusers import DDIMScheduler, DDPMPipeline, DDPMScheduler, UNet2DModel
 
+from close_outputs import assert_close_outputs
 from memory_bounds import memory_below
 from optcov.bundle.imported import bundle_of
 from optcov.checkpoints import CheckpointError, import_diffusers, import_model
+from optcov.networks import fingerprint
 from optcov.networks.paper_unet import PaperUNet
 from optcov.schedule import Schedule
 from optcov.training.sources import open_predictor
@@ -42,15 +44,16 @@ def pipeline(tmp_path, unet):
     return tmp_path / "pipeline"
 
 
-def outputs_agree(model, unet):
+def assert_the_same_network(found, expected):
     x, t = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8), torch.tensor([3.0])
     with torch.no_grad():
-        return torch.equal(model.unet(x, t).sample, unet(x, t).sample)
+        assert_close_outputs(found(x, t).sample, expected(x, t).sample)
+    assert fingerprint(found) == fingerprint(expected)  # the weights have no rounding
 
 
 def test_a_pipeline_brings_its_schedule_and_what_it_predicts(pipeline, unet):
     model = import_model(pipeline)
-    assert outputs_agree(model, unet)
+    assert_the_same_network(model.unet, unet)
     assert torch.equal(model.schedule.betas, Schedule.cosine(100).betas)
     assert (model.parameterisation, model.image_shape) == ("v_prediction", (3, 8, 8))
     assert model.time_argument(100) == 99  # diffusers counts from 0
@@ -60,7 +63,7 @@ def test_a_pipeline_brings_its_schedule_and_what_it_predicts(pipeline, unet):
 def test_a_bare_network_has_the_linear_schedule(tmp_path, unet):
     unet.save_pretrained(tmp_path)
     model = import_model(tmp_path)
-    assert outputs_agree(model, unet)
+    assert_the_same_network(model.unet, unet)
     assert torch.equal(model.schedule.betas, Schedule.linear().betas)
 
 
@@ -69,7 +72,7 @@ def test_the_oldest_pipelines_keep_everything_in_one_folder(tmp_path, unet):
     DDIMScheduler(num_train_timesteps=50).save_pretrained(tmp_path)
     (tmp_path / "model_index.json").write_text('{"_class_name": "DDPMPipeline"}')
     model = import_model(tmp_path)
-    assert outputs_agree(model, unet)
+    assert_the_same_network(model.unet, unet)
     assert model.schedule.steps == 50
 
 
@@ -95,7 +98,7 @@ def test_a_name_on_the_hub_is_downloaded(pipeline, unet, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model = import_model("google/ddpm-cifar10-32")
-    assert outputs_agree(model, unet)
+    assert_the_same_network(model.unet, unet)
     assert model.source == "google/ddpm-cifar10-32"
     assert asked == [("google/ddpm-cifar10-32", ["*.json", "*.safetensors", "*.bin"])]
 
@@ -209,7 +212,7 @@ def test_half_precision_and_the_oldest_names_of_attention_are_understood(tmp_pat
         weights = {key.replace(f".{new}.", f".{name}."): value for key, value in weights.items()}
     assert any(".proj_attn." in key for key in weights)
     safetensors.torch.save_file(weights, path, {"format": "pt"})
-    assert outputs_agree(import_model(tmp_path), unet)
+    assert_the_same_network(import_model(tmp_path).unet, unet)
     safetensors.torch.save_file({key: value.half() for key, value in weights.items()}, path, {"format": "pt"})
     assert all(parameter.dtype == torch.float32 for parameter in import_model(tmp_path).unet.parameters())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from close_outputs import assert_close_outputs
 from optcov import bundle
 from optcov.likelihood import cost_table
 from optcov.training import calibrate
@@ -52,9 +56,28 @@ def test_what_is_embedded_is_whole_and_small(fashion):
         assert bool(step.variance.isfinite().all())
 
 
+def some_outputs(model):
+    """Noise and heads at three times, of an image that needs no random numbers; every 97th pixel."""
+    i, j = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
+    x_t = torch.sin(0.3 * i + 0.2 * j).expand(3, 1, 28, 28)
+    with torch.no_grad():
+        prediction = model.network(x_t, torch.tensor([0.05, 0.4, 0.95], dtype=torch.float64))
+    return {name: out.flatten(1)[:, ::97] for name, out in {"noise": prediction.noise, **prediction.heads}.items()}
+
+
+def test_its_outputs_are_those_recorded_on_another_machine_but_for_rounding(fashion):
+    """Recorded as `some_outputs` on a CPU with AVX-512; other instructions differed by 2e-6 of the largest."""
+    recorded = json.loads((Path(__file__).parent / "golden" / "embedded_outputs.json").read_text())
+    assert recorded["backbone"] == fashion.backbone, "another model is embedded: record its outputs"
+    found = some_outputs(fashion)
+    assert found.keys() == recorded["outputs"].keys()
+    for name, values in recorded["outputs"].items():
+        assert_close_outputs(found[name], torch.tensor(values))
+
+
 @pytest.mark.parametrize("K", [10, 25])
 def test_npr_needs_fewer_bits_than_analytic_and_analytic_fewer_than_beta(fashion, images, K):
-    assert_the_papers_ordering(fashion, images[:24], K)
+    assert_the_papers_ordering(fashion, images[:12], K)
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from diffusers import (
     VQModel,
 )
 
+from close_outputs import assert_close_outputs
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory
 from optcov.bundle import Bundle, NumbersPerTime
 from optcov.integrations.diffusers import OptimalCovarianceScheduler, UNetWithHead, attach
@@ -185,7 +186,7 @@ def test_pipeline_survives_saving_and_loading(tmp_path, method):
         p(batch_size=2, num_inference_steps=4, output_type="pt", generator=torch.Generator().manual_seed(1)).images
         for p in (pipeline, loaded)
     )
-    assert torch.equal(before, after)
+    assert_close_outputs(after, before, tolerance=1e-4)  # SN takes a root of a small difference at each step
 
 
 def test_saved_ddim_pipeline_needs_its_scheduler_back(tmp_path):
@@ -199,7 +200,7 @@ def test_saved_ddim_pipeline_needs_its_scheduler_back(tmp_path):
         p(batch_size=2, num_inference_steps=4, output_type="pt", generator=torch.Generator().manual_seed(1)).images
         for p in (pipeline, loaded)
     )
-    assert torch.equal(before, after)
+    assert_close_outputs(after, before)
 
 
 def test_scheduler_config_survives_saving_and_loading(tmp_path):
@@ -230,10 +231,10 @@ def test_wrapped_unet_returns_noise_and_head_and_saves_as_one_model(tmp_path, ki
     x_t, t = noise(4), 17
     prediction = network(x_t, t + 1)
     output = wrapped(x_t, torch.tensor(t)).sample
-    assert torch.equal(output, torch.cat([prediction.noise, prediction.heads["npr"]], 1))
+    assert_close_outputs(output, torch.cat([prediction.noise, prediction.heads["npr"]], 1))
     wrapped.save_pretrained(tmp_path)
     loaded = UNetWithHead.from_pretrained(tmp_path)
-    assert torch.equal(loaded(x_t, t, return_dict=False)[0], output)
+    assert_close_outputs(loaded(x_t, t, return_dict=False)[0], output)
     assert (loaded.config.in_channels, loaded.config.sample_size) == (1, 8)
 
 
@@ -244,7 +245,7 @@ def test_network_of_the_vp_sde_meets_diffusers_times_by_noise_level(tmp_path):
     x_t = noise(4)
     for t in (0, 400, 999):
         expected = on_grid.network(x_t, t + 1)
-        assert torch.equal(pipeline.unet(x_t, t).sample[:, :1], expected.noise)
+        assert_close_outputs(pipeline.unet(x_t, t).sample[:, :1], expected.noise)
     pipeline.unet.to(torch.bfloat16)  # half precision rounds weights, not times
     assert torch.equal(pipeline.unet._argument(400, x_t.device), on_grid.network.arguments(401))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from optcov.methods import DEFAULT_METHOD, METHODS, PEER_METHODS
 from optcov.sampling import sample
 from small_bundles import SHAPE, small_bundle, small_head
 from two_processes import ENVIRONMENT, LAUNCH
+from warm_commands import Ended
 
 CODE_OF_INTERRUPT = 130
 
@@ -92,46 +92,25 @@ def test_shards_hold_the_same_images_as_files(bundles, tmp_path, optcov):
     assert np.abs(shards[:, 0].astype(int) - pixels(tmp_path / "png", 5).astype(int)).max() <= 1
 
 
-KILLED_IN_THE_MIDDLE = """
-import os, signal, sys
-from optcov.bundle import Bundle
-from optcov.cli import app, main
-
-rename, count = os.replace, 0
-
-def killed_before_the_seventh_file_is_whole(source, target):
-    global count
-    count += 1
-    if count == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(source, target)
-
-os.replace = killed_before_the_seventh_file_is_whole
-sys.argv = ["optcov", *sys.argv[1:]]
-main()
-"""
-
-
 @pytest.mark.parametrize("file_format", ["png", pytest.param("npz", marks=pytest.mark.long)])
-def test_a_run_killed_while_it_writes_goes_on_to_the_same_bytes(bundles, tmp_path, optcov, file_format):
-    """kill -9 strikes between writing a file and giving it its name: the worst moment."""
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_bytes(bundles, tmp_path, commands, file_format):
+    """kill -9 strikes between writing a file and giving it its name: the worst moment.
 
-    def arguments(out: Path) -> list[str]:
-        options = f"--method NPR-DDPM --steps 3 --n 9 --batch-size 1 --seed 4 --format {file_format}"
-        return [str(bundles / "discrete"), *options.split(), "--out", str(out)]
+    All three runs are processes of one kind with one thread each, as equal bytes need.
+    """
 
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_IN_THE_MIDDLE, "sample", *arguments(tmp_path / "killed")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    def run(out: str, **conditions: object) -> Ended:
+        options = f"--method NPR-DDPM --steps 3 --n 9 --batch-size 1 --seed 4 --format {file_format} --out {out}"
+        return commands.run("sample", bundles / "discrete", *options.split(), cwd=tmp_path, **conditions)
+
+    killed = run("killed", fault={"of": ["replace"], "at": 7, "how": "kill"})
+    assert killed.code == -signal.SIGKILL, killed.err
     written = files(tmp_path / "killed")
     assert len([name for name in written if name.endswith(f".{file_format}")]) == 5  # run.json was the first of six
-    assert optcov(*arguments(tmp_path / "whole"))[0] == 0
-    code, _, said = optcov(*arguments(tmp_path / "killed"))
-    assert code == 0
-    assert "4 images drawn" in said
+    assert run("whole").code == 0
+    again = run("killed")
+    assert again.code == 0
+    assert "4 images drawn" in again.err
     whole, resumed = files(tmp_path / "whole"), files(tmp_path / "killed")
     assert resumed == whole  # what the killed run was writing is gone
     assert all(resumed[name] == content for name, content in written.items() if not name.endswith(".part"))

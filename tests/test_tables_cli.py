@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from close_outputs import assert_close_results
 from command_line import run, runner
 from optcov import Schedule
 from optcov.bench import BENCHMARKS
@@ -143,7 +144,7 @@ def test_two_processes_share_the_cells_of_a_table(saved: Path, tmp_path: Path) -
         tables.append(json.loads(done.stdout)["sections"])
         assert len(list((tmp_path / out / "cells").iterdir())) == 4
         assert not list((tmp_path / out / "scratch").iterdir())
-    assert tables[0] == tables[1]
+    assert_close_results(tables[0], tables[1])  # two layouts of processes may round differently
 
 
 def _write_stand_in(directory: Path) -> None:

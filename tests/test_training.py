@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -449,40 +446,28 @@ def write_npz(path: Path) -> Path:
     return path
 
 
-def command(data: Path, out: Path, *more: str) -> list[str]:
+def command(data: Path, out: Path) -> list[str]:
     options = "--steps 8 --batch-size 4 --channels 8,8 --groups 4 --head-dim 8 --checkpoint-every 1 --warmup 2"
-    return [sys.executable, "-m", "optcov", "train", str(data), "--out", str(out), *options.split(), *more]
+    return ["train", str(data), "--out", str(out), *options.split()]
 
 
-def run_command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=one_thread())
-
-
-def one_thread() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def test_a_killed_training_ends_with_exactly_the_weights_of_an_uninterrupted_one(tmp_path):
+def test_a_killed_training_ends_with_exactly_the_weights_of_an_uninterrupted_one(commands, tmp_path):
+    """All three runs are processes of one kind with one thread each, as equal bytes need."""
     data = write_npz(tmp_path / "images.npz")
-    killed = subprocess.Popen(command(data, tmp_path / "b"), stderr=subprocess.DEVNULL, env=one_thread())
-    deadline = time.monotonic() + 200
-    while not list((tmp_path / "b" / "checkpoints").glob("step-0000000[3-6]*")):
-        assert time.monotonic() < deadline
-        assert killed.poll() is None, "the training ended before it could be killed"
-        time.sleep(0.002)
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
+    fault = {"of": ["replace"], "at": 6, "how": "kill"}  # a checkpoint that is written and has no name yet
+    assert commands.run(*command(data, tmp_path / "b"), cwd=tmp_path, fault=fault).code == -signal.SIGKILL
+    assert list((tmp_path / "b" / "checkpoints").glob("step-0000000[3-6]*"))
     assert not (tmp_path / "b" / "unet").exists()
-    whole = run_command(command(data, tmp_path / "a"))
-    resumed = run_command(command(data, tmp_path / "b"))
-    assert whole.returncode == resumed.returncode == 0, whole.stderr + resumed.stderr
+    for out in ("a", "b"):
+        ended = commands.run(*command(data, tmp_path / out), cwd=tmp_path)
+        assert ended.code == 0, ended.err
     name = "unet/diffusion_pytorch_model.safetensors"
     assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_missing_data_is_one_sentence_and_exit_code_2(tmp_path):
-    result = run_command(command(tmp_path / "nothing", tmp_path / "run"))
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert "nothing" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_missing_data_is_one_sentence_and_exit_code_2(commands, tmp_path):
+    ended = commands.run(*command(tmp_path / "nothing", tmp_path / "run"), cwd=tmp_path)
+    assert ended.code == 2
+    assert ended.err.startswith("error: ")
+    assert "nothing" in ended.err
+    assert "Traceback" not in ended.err

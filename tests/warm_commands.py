@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 WARM = (
-    "diffusers",
+    "diffusers.models.unets.unet_2d",  # which "diffusers" alone leaves to the first use: most of a small command's time
+    "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "PIL.PngImagePlugin",
     *(f"optcov.cli.{name}" for name in ("train", "fit", "sample", "bpd", "table", "trajectory")),
     "optcov.data.sample_directory",
     "optcov.metrics",
+    "optcov.networks.paper_unet",
     "optcov.report.comparison",
     "optcov.report.likelihood_plots",
     "optcov.tables",
