@@ -176,7 +176,7 @@ def test_a_training_is_not_continued_in_another_precision(accelerate, tmp_path):
     accelerate(precision="bf16")
     run_stage_1(tmp_path, stop=3)
     accelerate()
-    with pytest.raises(TrainingError, match=r"mixed_precision = bf16, not None"):
+    with pytest.raises(TrainingError, match=r"the mixed precision changed from bf16 to none"):
         run_stage_1(tmp_path)
 
 

@@ -11,7 +11,7 @@ provenance.json           data, code, seeds, hyper-parameters, measured calibrat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import build_schedule
 from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
 from optcov.bundle.weights import check_backbone, save_head, save_unet
+from optcov.identity import digest, digest_tensors, known_by
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
 from optcov.reverse import ReverseProcess
@@ -37,7 +38,7 @@ CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetens
 TRAJECTORIES, PROVENANCE = "trajectories.json", "provenance.json"
 FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, ".lock"})
 
-_NUMBERS_OF = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}
+NUMBERS_OF = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}
 _HEADS_OF = {"sn": "sn", "npr": "npr", "range": "range"}
 
 
@@ -77,6 +78,24 @@ class Bundle:
         """Heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
 
+    def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
+        """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
+
+        Its name, its history and its stored trajectories change no number of its own.
+        """
+        numbers = None if self.numbers is None else known_by(digest_tensors(self.numbers.tensors()))
+        return {
+            **self.network.identity(heads),
+            "numbers": numbers,
+            "data range": None if self.data_range is None else list(self.data_range),
+            "image shape": list(self.image_shape),
+            "noise caps": dict(self.noise_caps),
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of the identity, in hexadecimal."""
+        return digest(self.identity())
+
     def with_schedule(self, schedule: str | Mapping[str, Any] | Schedule) -> Bundle:
         """Use the same network at times of another schedule, e.g. "linear", by matching alpha-bar."""
         return replace(self, network=self.network.on(build_schedule(schedule)))
@@ -103,7 +122,7 @@ class Bundle:
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
         """Set the numbers per time; optimal trajectories of methods that use such numbers go."""
         self.network.native_schedule.check_times(numbers.times)
-        return replace(self, numbers=numbers, trajectories=self._trajectories_without(_NUMBERS_OF))
+        return replace(self, numbers=numbers, trajectories=self._trajectories_without(NUMBERS_OF))
 
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
         """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
@@ -152,8 +171,8 @@ class Bundle:
         covariance = options["covariance"]
         if isinstance(covariance, str):
             self._require_head(covariance)
-            if covariance in _NUMBERS_OF:
-                options.setdefault(_NUMBERS_OF[covariance], self.per_time(_NUMBERS_OF[covariance]))
+            if covariance in NUMBERS_OF:
+                options.setdefault(NUMBERS_OF[covariance], self.per_time(NUMBERS_OF[covariance]))
         narrow = isinstance(covariance, str) and not all_heads
         network = self.network.only(covariance) if narrow else self.network
         return ReverseProcess(network, forward, **options)

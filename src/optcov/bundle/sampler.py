@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from optcov.bundle.bundle import Bundle
+from optcov.bundle.bundle import NUMBERS_OF, Bundle
 from optcov.methods import Method, draw, find_method
-from optcov.networks import fingerprint
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
 from optcov.schedule import VPSchedule
@@ -69,13 +68,12 @@ class Sampler:
 
     def settings(self) -> dict[str, Any]:
         """What determines the images, as plain JSON values."""
-        head = self.bundle.heads.get(self.method.covariance or "")
+        identity = self.bundle.identity([self.method.covariance or ""])
+        used = {name: entry for name, entry in identity.items() if name != "noise caps"}  # that in use is below
         return {
             "bundle": self.bundle.name,
-            "backbone": self.bundle.backbone,
-            "head": None if head is None else fingerprint(head),
-            "numbers": self._numbers_per_time(),
-            "schedule": repr(self.bundle.schedule),
+            **used,
+            "numbers": identity["numbers"] if self.method.covariance in NUMBERS_OF else None,
             "method": self.method.name,
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,
@@ -105,12 +103,6 @@ class Sampler:
             callback=callback,
             device=next(self.bundle.unet.parameters()).device,
         )
-
-    def _numbers_per_time(self) -> list[float] | None:
-        if self.method.covariance != "analytic" or self.trajectory is None:
-            return None
-        numbers = self.bundle.per_time("mean_square_noise")
-        return [float(numbers(t)) for t in self.trajectory.times]
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:

@@ -221,7 +221,7 @@ def _calibration(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -
 def _stored(bundle: Bundle) -> PageSection:
     chosen: dict[tuple[str, str], list[StoredTrajectory]] = {}
     for entry in bundle.trajectories:
-        chosen.setdefault((entry.method, repr(entry.schedule)), []).append(entry)
+        chosen.setdefault((entry.method, entry.schedule.digest()), []).append(entry)
     pictures = []
     for entries in chosen.values():
         schedule = entries[0].schedule
