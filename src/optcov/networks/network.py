@@ -81,7 +81,9 @@ class HeadedNetwork(nn.Module):
             },
             "schedule": used,
             **({"own schedule": own} if own != used else {}),
-            "time argument": f"(t - {argument.shift!r}) * {argument.scale!r}",
+            "time argument": known_by(
+                digest([argument.shift, argument.scale]), f"(t - {argument.shift:g}) * {argument.scale:g}"
+            ),
             "prediction type": self.parameterisation,
             "learned range": self.learned_range,
         }
