@@ -68,10 +68,11 @@ def command(
     """Fit heads and measure the numbers per time (stage 2)."""
     from optcov import __version__
     from optcov.bundle.description import describe
-    from optcov.processes import this_process
+    from optcov.processes import accelerator, this_process
     from optcov.storage import directory_lock
     from optcov.training import Batches, new_heads, time_grid
     from optcov.training.fit_run import RECORD, FitRun, fit_identity
+    from optcov.training.loop import mixed_precision
     from optcov.training.sources import open_predictor
 
     # everything that can be refused is looked at before the long work
@@ -97,7 +98,7 @@ def command(
         settings |= {"samples": images, "time_weighted": time_weighted}
     elif tasks:
         settings |= {"steps": steps, "learning_rate": learning_rate, "paper_exact": paper_exact}
-        settings |= {"score": None, "checkpoint_every": None}
+        settings |= {"score": None, "checkpoint_every": None, **mixed_precision(accelerator())}
         if score is not None:  # else these change nothing
             settings |= {"score": asdict(score.settings), "checkpoint_every": checkpoint_every}
     options = {**settings, "kind": kind, "measure_images": measure_images}

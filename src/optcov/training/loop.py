@@ -73,7 +73,7 @@ class Training:
         self.accelerator = processes.accelerator()
         self.parts = self.accelerator.gradient_accumulation_steps  # of a process's share of a batch, one after another
         _check_shares(config.batch_size, self.accelerator.num_processes, self.parts)
-        precision = _mixed_precision(self.accelerator)
+        precision = mixed_precision(self.accelerator)
         self.identity = json.loads(json.dumps({**asdict(config), **precision, **(identity or {})}))
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
@@ -231,7 +231,7 @@ def _check_shares(batch_size: int, processes: int, parts: int) -> None:
         )
 
 
-def _mixed_precision(accelerator: Accelerator) -> dict[str, str]:
+def mixed_precision(accelerator: Accelerator) -> dict[str, str]:
     """The precision as a setting of the run; none for float32, as runs before it were recorded."""
     name = accelerator.mixed_precision
     if name == "no":
