@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optcov import storage
+from optcov.storage import StorageError, read_json, write_json
 
 Identity = Mapping[str, Any]
 
@@ -113,12 +113,12 @@ def remember(path: Path, identity: Identity, where: object, remedy: str = _UNDO)
 
     Entries that the file lacks are added, so that each part of a run tells what it knows.
     """
-    before: Any = storage.read_json(path) if path.exists() else {}
+    before: Any = read_json(path) if path.exists() else {}
     if not isinstance(before, dict):
-        raise storage.StorageError(f"{path} does not describe a run; remove it, or choose another directory")
+        raise StorageError(f"{path} does not describe a run; remove it, or choose another directory")
     check_unchanged(before, {**before, **identity}, where, ignore=identity.keys() - before.keys(), remedy=remedy)
     if not identity.keys() <= before.keys():
-        storage.write_json(path, {**before, **identity})
+        write_json(path, {**before, **identity})
 
 
 def _change(name: str, before: Any, now: Any) -> Iterator[str]:

@@ -138,7 +138,8 @@ def command(
         return
     if run.finished:
         announce(f"{out} is this very fit already: nothing to do (--overwrite fits it again)")
-        run.end()
+        with directory_lock(work):  # unless another process fits it again just now
+            run.end()
     if json:
         print_json(describe(str(out)))
         return
