@@ -78,17 +78,16 @@ def test_rounded_weights_are_stored_in_half_the_space_and_lose_nothing_more(tmp_
         small_bundle().rounded()
 
 
-def test_a_head_of_another_backbone_is_refused_and_both_are_named(saved: Path, tmp_path: Path) -> None:
+def test_a_head_of_another_backbone_is_refused_in_words(saved: Path, tmp_path: Path) -> None:
     other = Bundle(HeadedNetwork(Backbone.unet(small_unet(seed=5)), Schedule.vp_sde()), SHAPE)
     mine = bundle.load(saved).backbone
-    with pytest.raises(ValueError, match="fitted on the backbone") as caught:
+    with pytest.raises(ValueError, match="fitted on another backbone") as caught:
         other.with_heads({"npr": small_head()}, mine)
-    assert mine in str(caught.value)
-    assert other.backbone in str(caught.value)
+    assert mine not in str(caught.value)
     other.with_heads({"npr": small_head()}, other.backbone).save(tmp_path / "other")
     target = tmp_path / "other" / "heads" / "npr.safetensors"
     target.write_bytes((saved / "heads" / "npr.safetensors").read_bytes())
-    with pytest.raises(BundleError, match="fitted on the backbone") as caught:
+    with pytest.raises(BundleError, match="fitted on another backbone") as caught:
         bundle.load(tmp_path / "other")
     assert str(target) in str(caught.value)
 

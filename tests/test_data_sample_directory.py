@@ -32,9 +32,9 @@ def test_a_file_that_was_never_finished_does_not_count(tmp_path):
 
 def test_another_run_in_the_same_directory_is_refused(tmp_path):
     SampleDirectory(tmp_path, {"seed": 1, "method": "DDIM"}, "png").save(IMAGES[:1], [0])
-    with pytest.raises(DataError, match="holds a run with seed = 1, not 2; choose another directory"):
+    with pytest.raises(DataError, match="belongs to another run: the seed changed from 1 to 2; undo that"):
         SampleDirectory(tmp_path, {"seed": 2, "method": "DDIM"}, "png")
-    with pytest.raises(DataError, match="format = png, not npz"):
+    with pytest.raises(DataError, match="the format changed from png to npz"):
         SampleDirectory(tmp_path, {"seed": 1, "method": "DDIM"}, "npz")
     with pytest.raises(DataError, match="unknown format 'gif'"):
         SampleDirectory(tmp_path / "new", {}, "gif")

@@ -214,11 +214,11 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_not_repeated(tmp_pat
         assert torch.equal(value, again.sums[name]), name
     cost_table(process, IMAGES, **options)
     assert network.images == (12 - 4) * 6
-    with pytest.raises(ValueError, match=r"belongs to another sweep: its seed is 0, here it is 1"):
+    with pytest.raises(ValueError, match=r"belongs to another run: the seed changed from 0 to 1"):
         cost_table(process, IMAGES, seed=1, **options)
-    with pytest.raises(ValueError, match="its network is , here it is another"):
+    with pytest.raises(ValueError, match="the weights of the network changed"):
         cost_table(process, IMAGES, identity="another", **options)
-    with pytest.raises(ValueError, match="its numbers per time is"):
+    with pytest.raises(ValueError, match="the numbers per time changed"):
         cost_table(process, IMAGES, mean_square_noise=torch.ones(13), **options)
 
 
@@ -228,7 +228,7 @@ def test_a_state_of_other_times_or_damaged_is_refused(tmp_path):
     options = {"designs": ["npr"], "state": path}
     times = [1, 2, 3, 50, 98, 99, 100]
     cost_table(process, IMAGES, times=times, **options)
-    with pytest.raises(ValueError, match="a sweep over other times"):
+    with pytest.raises(ValueError, match="belongs to another run: the times changed"):
         cost_table(process, IMAGES, times=[60 if t == 50 else t for t in times], **options)
     tensors, metadata = read_tensors(path)
     write_tensors(path, {**tensors, "errors": tensors["errors"] * math.nan}, metadata)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from optcov.cli.console import INTERRUPTED
+from optcov.cli.console import INTERRUPTED, TERMINATED
 from reliability_runs import COMMANDS, arguments, results
 from warm_commands import Ended
 
@@ -98,8 +98,14 @@ def test_a_directory_that_may_not_be_written_is_named(commands, inputs, tmp_path
         assert_one_sentence(commands.run(*arguments(command), cwd=where), "out/run")
 
 
-@pytest.mark.parametrize("command", ["train", "heads", "sample", "bpd", "table"])
-def test_ctrl_c_ends_a_command_cleanly_and_says_what_to_run(commands, inputs, tmp_path, command):
+@pytest.mark.parametrize(
+    ("command", "sent", "code"),
+    [
+        *((command, signal.SIGINT, INTERRUPTED) for command in ("train", "heads", "sample", "bpd", "table")),
+        ("heads", signal.SIGTERM, TERMINATED),  # as `kill` and schedulers of jobs send it
+    ],
+)
+def test_a_signal_ends_a_command_cleanly_and_says_what_to_run(commands, inputs, tmp_path, command, sent, code):
     where = inputs.prepare(tmp_path / command)
     long = {"train": "--steps 100000", "heads": "--steps 100000", "sample": "--n 100000 --batch-size 1"}
     more = long.get(command, "--train-images 20 --times 24 --batch-size 1 --images 20").split()
@@ -109,9 +115,9 @@ def test_ctrl_c_ends_a_command_cleanly_and_says_what_to_run(commands, inputs, tm
         assert time.monotonic() < deadline, "the command did not begin to write"
         time.sleep(0.01)
     time.sleep(0.1)
-    run.signal(signal.SIGINT)
+    run.signal(sent)
     ended = run.wait()
-    assert ended.code == INTERRUPTED, ended.err
+    assert ended.code == code, ended.err
     assert "Traceback" not in ended.err
     assert "the same command goes on with what is kept in out/run" in ended.err
     assert f"optcov {' '.join([*arguments(command), *more])}" in ended.err
@@ -137,12 +143,12 @@ def test_training_with_other_settings_leaves_the_record_of_the_first(commands, i
     where = inputs.prepare(tmp_path / "train")
     assert commands.run(*arguments("train"), cwd=where).code == 0
     before = results(where)
-    assert_one_sentence(commands.run(*arguments("train"), "--seed", "7", cwd=where), "seed = 0, not 7")
+    assert_one_sentence(commands.run(*arguments("train"), "--seed", "7", cwd=where), "the seed changed from 0 to 7")
     assert results(where) == before
 
 
 def test_numbers_of_another_network_are_not_taken_for_ones_own(commands, inputs, tmp_path):
-    """A fit goes on with its numbers per time only if they belong to this network and these images."""
+    """A fit replaces no bundle of another network, and takes nothing that was kept for it."""
     from optcov import Schedule
     from optcov.bundle import Bundle
     from optcov.networks import Backbone, HeadedNetwork
@@ -153,4 +159,4 @@ def test_numbers_of_another_network_are_not_taken_for_ones_own(commands, inputs,
     other = HeadedNetwork(Backbone.unet(small_unet(seed=5)), Schedule.linear(24)).eval()
     Bundle(other, SHAPE, name="other").save(where / "other")
     changed = ["other" if part == "small" else part for part in arguments("fit")]
-    assert_one_sentence(commands.run(*changed, cwd=where), "numbers.jsonl belongs to another run")
+    assert_one_sentence(commands.run(*changed, cwd=where), "out/run holds the bundle of another fit (the weights")

@@ -160,7 +160,7 @@ def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
     assert optcov(bundles / "discrete", *common)[0] == 0
     code, _, said = optcov(tmp_path / "discrete", *common)
     assert code == 2
-    assert "holds a run with head = " in said
+    assert "belongs to another run: the bundle was refitted: its npr head changed" in said
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,10 @@ def test_a_directory_of_another_run_or_of_another_process_is_refused(bundles, tm
     common = (bundles / "discrete", "--steps", 2, "--n", 1, "--out", tmp_path / "run")
     assert optcov(*common)[0] == 0
     before = files(tmp_path / "run")
-    for more, message in ((["--seed", 1], "seed = 0, not 1"), (["--format", "npz"], "format = png, not npz")):
+    for more, message in (
+        (["--seed", 1], "the seed changed from 0 to 1"),
+        (["--format", "npz"], "the format changed from png to npz"),
+    ):
         code, _, said = optcov(*common, *more)
         assert (code, message in said) == (2, True), said
     with directory_lock(tmp_path / "run"):

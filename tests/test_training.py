@@ -310,7 +310,7 @@ def test_a_run_that_was_killed_before_it_removed_an_old_checkpoint_removes_it(tm
 
 def test_other_settings_do_not_continue_a_run(tmp_path):
     list(training(tmp_path).run())
-    with pytest.raises(TrainingError, match=r"learning_rate = 0.01, not 0.5"):
+    with pytest.raises(TrainingError, match=r"the learning rate changed from 0.01 to 0.5"):
         list(training(tmp_path, learning_rate=0.5).run())
 
 
@@ -324,7 +324,7 @@ def test_data_may_move_to_another_directory_but_not_change(tmp_path):
 
     assert len(run("here", "1")) == 2
     assert run("there", "1") == []
-    with pytest.raises(TrainingError, match="holds a training with data"):
+    with pytest.raises(TrainingError, match="belongs to another run: the images changed; undo that"):
         run("here", "2")
 
 
@@ -332,7 +332,7 @@ def test_a_setting_that_a_run_had_and_this_one_lacks_is_another_setting(tmp_path
     config, network = TrainingConfig(steps=2, batch_size=4, checkpoint_every=1), tiny_network()
     batches = Batches(images(), network.schedule, 4)
     list(Training(NoiseObjective(network), batches, config, tmp_path, {"score": {"samples": 4}}).run())
-    with pytest.raises(TrainingError, match=r"score = .*samples.*, not None"):
+    with pytest.raises(TrainingError, match=r"the score changed; undo that"):
         list(Training(NoiseObjective(tiny_network()), batches, config, tmp_path).run())
 
 

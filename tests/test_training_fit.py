@@ -57,9 +57,9 @@ def test_fit_writes_a_bundle_with_heads_numbers_and_history(predictor, tmp_path)
     bundle = optcov.load(tmp_path / "bundle")
     assert sorted(bundle.heads) == ["npr", "range", "sn"]
     assert len(bundle.numbers.times) == 4
-    history = bundle.provenance["heads"]
-    assert (history["loss"], history["seed"], history["images"], history["half"]) == ("gamma", 0, 32, True)
-    assert history["data"] == optcov.data.load(predictor / "grey.npz").checksum
+    history, used = bundle.provenance["heads"], optcov.data.load(predictor / "grey.npz")
+    assert (history["loss"], history["seed"], history["images"], history["half"]) == ("gamma", 0, len(used), True)
+    assert history["data"] == used.checksum
     assert history["optcov"] == bundle.provenance["numbers"]["optcov"] == optcov.__version__
     step = bundle.with_schedule("linear").reverse_process("SN-DDPM").step(torch.zeros(2, 1, 8, 8), 500, 400)
     assert bool(step.variance.isfinite().all())

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optcov.identity import digest, digest_numbers, known_by
+
 Time = float | Tensor  # a number, or a (B,) tensor
 _Self = TypeVar("_Self")
 
@@ -126,6 +128,15 @@ class Schedule(ABC):
     def log_snr(self, t: Time) -> Tensor:
         """log(alpha_bar / beta_bar), () or (B,); infinite at time 0."""
         return self.log_alpha_bar(t) - self.log_beta_bar(t)
+
+    def digest(self) -> str:
+        """SHA-256 of the noise levels, in hexadecimal: the same for all schedules that give the same numbers."""
+        at = torch.tensor(self.grid(range(1, self.grid_size + 1)), dtype=torch.long if self.steps else torch.float64)
+        return digest([self.steps, digest_numbers(self.log_alpha_bar(at)), digest_numbers(self.log_snr(at))])
+
+    def identity(self) -> dict[str, str]:
+        """The entry of an identity: known by the levels, shown by the name."""
+        return known_by(self.digest(), repr(self))
 
     @staticmethod
     def linear(steps: int = 1000, scale: bool = True) -> DiscreteSchedule:

@@ -11,7 +11,7 @@ provenance.json           data, code, seeds, hyper-parameters, measured calibrat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from optcov.bundle.schedules import build_schedule
 from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
 from optcov.bundle.weights import check_backbone, save_head, save_unet
 from optcov.covariances import Covariance, find_covariance
+from optcov.identity import digest, digest_tensors, known_by
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
 from optcov.reverse import ReverseProcess
@@ -74,6 +75,24 @@ class Bundle:
     def heads(self) -> dict[str, Head]:
         """Heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
+
+    def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
+        """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
+
+        Its name, its history and its stored trajectories change no number of its own.
+        """
+        numbers = None if self.numbers is None else known_by(digest_tensors(self.numbers.tensors()))
+        return {
+            **self.network.identity(heads),
+            "numbers": numbers,
+            "data range": None if self.data_range is None else list(self.data_range),
+            "image shape": list(self.image_shape),
+            "noise caps": dict(self.noise_caps),
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of the identity, in hexadecimal."""
+        return digest(self.identity())
 
     def with_schedule(self, schedule: str | Mapping[str, Any] | Schedule) -> Bundle:
         """Use the same network at times of another schedule, e.g. "linear", by matching alpha-bar."""

@@ -7,7 +7,6 @@ from typing import Any, final
 
 from optcov.bundle.bundle import Bundle
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
-from optcov.networks import fingerprint
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
 from optcov.schedule import VPSchedule
@@ -69,13 +68,14 @@ class Sampler:
 
     def settings(self) -> dict[str, Any]:
         """What determines the images, as plain JSON values."""
-        head = self.bundle.heads.get(self.method.covariance or "")
+        kind = Covariance.registry.get(self.method.covariance or "")
+        needs_numbers = kind is not None and kind.number is not None
+        identity = self.bundle.identity([(kind.head if kind else None) or ""])
+        used = {name: entry for name, entry in identity.items() if name != "noise caps"}  # that in use is below
         return {
             "bundle": self.bundle.name,
-            "backbone": self.bundle.backbone,
-            "head": None if head is None else fingerprint(head),
-            "numbers": self._numbers_per_time(),
-            "schedule": repr(self.bundle.schedule),
+            **used,
+            "numbers": identity["numbers"] if needs_numbers else None,
             "method": self.method.name,
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,
@@ -105,12 +105,6 @@ class Sampler:
             callback=callback,
             device=next(self.bundle.unet.parameters()).device,
         )
-
-    def _numbers_per_time(self) -> list[float] | None:
-        if self.method.covariance != "analytic" or self.trajectory is None:
-            return None
-        numbers = self.bundle.per_time("mean_square_noise")
-        return [float(numbers(t)) for t in self.trajectory.times]
 
 
 def suggested_method(bundle: Bundle) -> str:

@@ -115,11 +115,11 @@ def load_head(path: Path, backbone: str) -> Head:
 
 
 def check_backbone(what: str, fitted_on: str, backbone: str) -> None:
-    """Raise a ValueError that names both fingerprints if a head belongs to another backbone."""
+    """Raise a ValueError if a head belongs to another backbone."""
     if fitted_on != backbone:
         raise BundleError(
-            f"{what}: the head was fitted on the backbone {str(fitted_on)[:64]!r}, "
-            f"but this one is {backbone!r}; a head reads its own backbone's features: fit it again (optcov fit)"
+            f"{what}: the head was fitted on another backbone, whose weights are not those of this one; a head reads "
+            f"its own backbone's features: fit it again (optcov fit)"
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import finish, print_json, print_table, resumable
-from optcov.cli.options import numbers
+from optcov.cli.options import default_out, numbers
 from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def command(
     bundle: str = typer.Argument(help="A bundle: an embedded model's name, or a directory."),
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, hf:NAME."),
-    out: Path = typer.Option(Path("out/bpd"), help="Directory for the table, the plots and the state of the sweeps."),
+    out: Path | None = typer.Option(
+        None, help="Directory for table, plots and the state of the sweeps; by default out/ and the bundle's name."
+    ),
     images: int = typer.Option(100, min=2, help="Test images to score."),
     train_images: int = typer.Option(100, min=2, help="Training images that choose the optimal trajectories."),
     times: int = typer.Option(0, min=0, help="Sweep only this many evenly spaced times; 0: all of them."),
@@ -40,6 +42,7 @@ def command(
     from optcov.processes import this_process
 
     lengths = _lengths(steps)
+    out = out or default_out(bundle, "bpd")
     runs: list[list[LikelihoodRow]] = []
     first = this_process().is_main_process
     # one lock for the run; its other processes write the states of their own sweeps alone

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,20 +20,44 @@ from rich.text import Text
 
 FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
+TERMINATED = 143  # and for SIGTERM, as schedulers of jobs and `kill` send it
 
 output = Console(quiet=not FIRST)
 errors = Console(stderr=True, quiet=not FIRST)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: ends a command as Ctrl-C does."""
+
+
 @contextmanager
 def resumable(where: Path) -> Iterator[None]:
-    """Let Ctrl-C end a command cleanly, and say that the same command goes on with what is in a directory."""
+    """Let Ctrl-C or SIGTERM end a command cleanly, and say that the same one goes on with what is in a directory."""
     try:
-        yield
-    except KeyboardInterrupt:
+        with _sigterm_as_interrupt():
+            yield
+    except KeyboardInterrupt as stop:
         said = f"stopped; the same command goes on with what is kept in {where}: {command_line()}"
         errors.print(said, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED) from None
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Raise where SIGTERM strikes; only the main thread may ask for that."""
+
+    def stop(_number: int, _frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break off what the first one ends
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def command_line() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable
-from optcov.cli.options import names
+from optcov.cli.options import counted, names
 from optcov.cli.progress import track, watch_passes
 from optcov.cli.train import show
 
@@ -60,15 +60,20 @@ def command(
         None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
     ),
     seed: int = typer.Option(0, help="Seed of times and noise."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace a bundle or an unfinished fit of other settings."
+    ),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
     from optcov import __version__
     from optcov.bundle.description import describe
     from optcov.bundle.sampler import suggested_method
-    from optcov.processes import this_process
+    from optcov.processes import accelerator, this_process
     from optcov.storage import directory_lock
     from optcov.training import Batches, new_heads, time_grid
+    from optcov.training.fit_run import RECORD, FitRun, fit_identity
+    from optcov.training.loop import mixed_precision
     from optcov.training.sources import open_predictor
 
     # everything that can be refused is looked at before the long work
@@ -88,38 +93,66 @@ def command(
         raise ValueError("only residual heads have checkpoints to choose among by a score; use --kind residual")
     score = _score(bundle, tasks, train, score_samples, score_steps, score_features, seed)
     batches = Batches(train, bundle.schedule, batch_size, seed, flip)
-    settings = {"data": train.checksum, "loss": loss, "seed": seed, "flip": flip, "batch_size": batch_size}
+    settings: dict[str, Any] = {"loss": loss, "seed": seed, "flip": flip, "batch_size": batch_size}
     settings |= {"half": half, "calibration_samples": calibration_samples}
-    state, work = this_process(), out.with_name(f"{out.name}.work")  # what a restart needs, beside the bundle
-    announce(
-        f"fits {', '.join(chosen) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-        f"{bundle.network.parameterisation}) on images of {train.name}, measures "
-        f"{f'{measure_images} images at {len(grid)} times' if measure_images else 'nothing more'}, and writes {out}"
-    )
-    with resumable(work), directory_lock(work) if state.is_main_process else nullcontext():
-        if closed_form:
-            settings |= {"images": images, "time_weighted": time_weighted}
-            bundle = bundle.with_numbers(_fit(bundle, tasks, batches, loss, settings))
-        elif tasks:
-            settings |= {"steps": steps, "learning_rate": learning_rate, "checkpoint_every": checkpoint_every}
-            settings |= _train(bundle, tasks, batches, work, loss, paper_exact, settings, score)
-        if tasks:
-            bundle = bundle.with_heads({name: task.module for name, task in tasks.items()}, bundle.backbone)
-            bundle = bundle.with_provenance(heads={**settings, "kind": kind, "names": chosen, "optcov": __version__})
-        if measure_images:
-            bundle = bundle.with_numbers(_measure(bundle, train, grid, measure_images, batch_size, seed, work))
-        measured = {"data": train.checksum, "seed": seed, "images": measure_images or images}
-        bundle = bundle.with_provenance(numbers={**measured, "optcov": __version__})
-        if test is not None:
-            bundle = _calibrate(bundle, test, calibration_samples, seed)
-        if state.is_main_process:
-            bundle.save(out)
+    if closed_form:
+        settings |= {"samples": images, "time_weighted": time_weighted}
+    elif tasks:
+        settings |= {"steps": steps, "learning_rate": learning_rate, "paper_exact": paper_exact}
+        settings |= {"score": None, "checkpoint_every": None, **mixed_precision(accelerator())}
+        if score is not None:  # else these change nothing
+            settings |= {"score": asdict(score.settings), "checkpoint_every": checkpoint_every}
+    options = {**settings, "kind": kind, "measure_images": measure_images}
+    run = FitRun(out, fit_identity(bundle, chosen, train, test, grid, options), overwrite)
+    state, work = this_process(), run.work
+    settings |= {"data": train.checksum}
+    settings |= {"images": min(images, len(train))} if closed_form else {"checkpoint_every": checkpoint_every}
+    if not run.finished:
+        announce(
+            f"{'goes on with the fit that was stopped: ' if run.resumes else ''}"
+            f"fits {', '.join(chosen) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
+            f"{bundle.network.parameterisation}) on {_used(len(train), images if closed_form else None)} of "
+            f"{train.name}, measures {_measured(len(train), measure_images, len(grid))}, and writes {out}"
+        )
+        with resumable(work), directory_lock(work) if state.is_main_process else nullcontext():
+            if state.is_main_process:
+                run.begin()
+            state.wait_for_everyone()  # nobody looks for what is kept before what is not is gone
+            if closed_form:
+                bundle = bundle.with_numbers(_fit(bundle, tasks, batches, loss, settings))
+            elif tasks:
+                settings |= _train(bundle, tasks, batches, work, loss, paper_exact, settings, score)
+            if tasks:
+                bundle = bundle.with_heads({name: task.module for name, task in tasks.items()}, bundle.backbone)
+                history = {**settings, "kind": kind, "names": chosen, "optcov": __version__}
+                bundle = bundle.with_provenance(heads=history)
+            if measure_images:
+                bundle = bundle.with_numbers(_measure(bundle, train, grid, measure_images, batch_size, seed, work))
+            measured = {"data": train.checksum, "seed": seed, "images": min(measure_images or images, len(train))}
+            bundle = bundle.with_provenance(numbers={**measured, "optcov": __version__})
+            if test is not None:
+                bundle = _calibrate(bundle, test, calibration_samples, seed)
+            if state.is_main_process:
+                bundle.with_provenance(**{RECORD: run.identity}).save(out)
+                run.end()
     if not state.is_main_process:
         return
+    if run.finished:
+        announce(f"{out} is this very fit already: nothing to do (--overwrite fits it again)")
+        with directory_lock(work):  # unless another process fits it again just now
+            run.end()
     if json:
         print_json(describe(str(out)))
         return
     finish(out, "optcov", "sample", str(out), "--method", suggested_method(bundle))
+
+
+def _used(there: int, asked: int | None) -> str:
+    return counted(there, 0, "images") if asked is None else counted(min(there, asked), asked, "images")
+
+
+def _measured(there: int, asked: int, times: int) -> str:
+    return f"{counted(min(there, asked), asked, 'images')} at {times} times" if asked else "nothing more"
 
 
 def _check_measurement(times: int, images: int, closed_form: bool) -> None:
@@ -173,7 +206,8 @@ def _fit(
     from optcov.training import fit_closed_form
 
     with torch.no_grad(), watch_passes("heads") as note:
-        fit = fit_closed_form(bundle.network, tasks, batches, settings["images"], loss, settings["time_weighted"], note)
+        samples, weighted = settings["samples"], settings["time_weighted"]
+        fit = fit_closed_form(bundle.network, tasks, batches, samples, loss, weighted, note)
     rows = [
         (name, len(r.losses), f"{r.losses[-1]:.4f}", "yes" if r.converged else "no") for name, r in fit.reports.items()
     ]

@@ -1,6 +1,20 @@
-"""Options that hold several values, separated by commas."""
+"""What options mean: lists separated by commas, places that were not given, counts that were asked for."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def default_out(bundle: str | Path, *words: str) -> Path:
+    """Where output goes that was given no place, by the bundle's name: runs of different bundles do not meet."""
+    name = Path(bundle).resolve().name
+    return Path("out") / re.sub(r"[^\w.]+", "-", "-".join([name, *words]).lower()).strip("-.")
+
+
+def counted(there: int, asked: int, what: str) -> str:
+    """How many there are, and how many were asked for if that is more."""
+    return f"{there:,} {what}" + (f" ({asked:,} asked for)" if asked > there else "")
 
 
 def names(text: str) -> list[str]:

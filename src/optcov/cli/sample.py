@@ -5,7 +5,6 @@ Under `accelerate launch -m optcov sample ...` each process draws a share of the
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, errors, finish, print_json, resumable
-from optcov.cli.options import numbers
+from optcov.cli.options import default_out, numbers
 from optcov.cli.progress import track
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def command(
         return
     options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
-    out = out or _default(model, method, str(steps))
+    out = out or default_out(model.name, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""
     caption = f"{model.name}: {sampler.title}{times}, seed {seed}"
     if variance_map:
@@ -103,11 +102,6 @@ def command(
         return
     _tell(done, sampler)
     finish(out / ("variance.png" if variance_map else "grid.png"), "optcov", "sample", bundle, "--compare")
-
-
-def _default(model: Bundle, *words: str) -> Path:
-    """Where output goes that was given no place: runs of different methods do not meet."""
-    return Path("out") / re.sub(r"[^\w.]+", "-", "-".join([model.name, *words]).lower()).strip("-.")
 
 
 def require_variance(sampler: Sampler) -> None:
@@ -185,7 +179,7 @@ def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: i
 
     columns = numbers(steps, "--compare-steps", "5,10,25")
     rows = [name.strip() for name in methods.split(";")]
-    chosen = out or _default(model, "compare.png")
+    chosen = out or default_out(model.name, "compare.png")
     picture = chosen if chosen.suffix == ".png" else chosen / "compare.png"
     cells = compare(model, rows, columns, count, seed)
     announce(f"{model.name}: {methods} in {steps} steps from the same noise, as one picture to {picture}")

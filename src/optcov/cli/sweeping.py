@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optcov.cli.console import announce, errors
-from optcov.cli.options import names
+from optcov.cli.options import counted, names
 from optcov.cli.progress import fresh, track
 
 if TYPE_CHECKING:
@@ -51,21 +50,23 @@ def run_sweep(
     """
     from optcov import bundle as bundles
     from optcov.forward import ForwardProcess
+    from optcov.identity import images_identity, remember
     from optcov.likelihood import Sweep, gather
-    from optcov.networks import fingerprint
     from optcov.processes import this_process
     from optcov.reverse import ReverseProcess
 
     state = this_process()
-    model = bundles.load(options.bundle, options.schedule)
-    source = _first_images(options.data, split, images, model)
+    model = bundles.load(options.bundle)
+    whole = _images(options.data, split, model)
+    source = whole.select(slice(0, images))
+    kept = {**model.identity(), f"{split} images": images_identity(whole)}
+    model = model if options.schedule is None else model.with_schedule(options.schedule)
     process = ReverseProcess(
         model.network.to(state.device), ForwardProcess(model.schedule, options.eta), "beta_tilde", model.data_range
     )
     designs = names(options.designs) or None
     mean_square_noise, mean_square_residual = _numbers_per_time(options, designs, model, numbers_from)
-    identity = fingerprint(model.network)
-    key = _key(options, images, identity, 0 if numbers_from is None else int(numbers_from.images.sum()))
+    key = _key(options, len(source), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
     sweep = Sweep(
         process,
         source,
@@ -79,29 +80,39 @@ def run_sweep(
         batch_size=options.batch_size,
         shard=(state.process_index, state.num_processes),
         device=state.device,
-        identity=identity,
+        identity=model.identity(),
         state=out / f"{split}-{key}-{state.process_index}-of-{state.num_processes}.safetensors",
     )
     _check_lengths(sweep, lengths)
-    announce(f"{model.name}: every step between {len(sweep.grid)} times, for {len(source)} {split} images")
+    if state.is_main_process:
+        if not any(out.glob("*.safetensors")):
+            (out / "run.json").unlink(missing_ok=True)  # of a run that left nothing
+        remember(out / "run.json", kept, out, "choose another directory by --out, or undo that")
+    resumed = "" if not sweep.state or not sweep.state.exists() else f"; goes on with what is kept in {out}"
+    announce(
+        f"{model.name}: every step between {len(sweep.grid)} times, for "
+        f"{counted(len(source), images, f'{split} images')}{resumed}"
+    )
     for _ in track(sweep, len(sweep), f"{split} images", "batches", fresh(lambda progress: progress.done)):
         pass
     return gather(sweep.table, state.num_processes)
 
 
 def _key(options: SweepOptions, *facts: object) -> str:
-    """Tells sweeps apart that share a directory: each setting has a state of its own."""
-    settings = {**asdict(options), "batch_size": None}  # which does not change the result
-    return hashlib.sha256(repr((settings, facts)).encode()).hexdigest()[:12]
+    """Tells sweeps apart that share a directory: each choice of options has a state of its own."""
+    from optcov.identity import digest
+
+    names = ("times", "designs", "eta", "last_variance", "cdf", "seed", "schedule")  # those that change the result
+    return digest([[getattr(options, name) for name in names], facts])[:12]
 
 
-def _first_images(data: str, split: str, count: int, model: Bundle) -> ImageSet:
+def _images(data: str, split: str, model: Bundle) -> ImageSet:
     from optcov import data as image_data
 
     source = image_data.with_channels(image_data.load_mixed(data, split), model.image_shape[0])
     if source.shape != tuple(model.image_shape):
         raise ValueError(f"{data} has images of shape {source.shape}, but {model.name} needs {model.image_shape}")
-    return source.select(slice(0, count))
+    return source
 
 
 def _check_lengths(sweep: Sweep, lengths: Sequence[int]) -> None:

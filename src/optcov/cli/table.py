@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
-from optcov.cli.options import names, numbers
+from optcov.cli.options import counted, names, numbers
 from optcov.cli.progress import fresh, track
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def command(
     )
     run = table_run(name, evaluation, out, optimal=optimal, target=target)
     announce(
-        f"table {name} of {model.name} on {table_images.name}, {evaluation.size.name} size, schedules "
+        f"table {name} of {model.name} on {table_images.name}{_fewer(table_images, images, train_images)}, "
+        f"{evaluation.size.name} size, schedules "
         f"{', '.join(evaluation.schedules)}: {run.total:,.0f} network evaluations, less what is kept in {out}"
     )
     with resumable(out):
@@ -126,6 +127,13 @@ def _subject(
         else TableImages.load(data, model.name, model.image_shape[0])
     )
     return model, images, extractor
+
+
+def _fewer(found: TableImages, images: int | None, train_images: int | None) -> str:
+    """What there are fewer of than were asked for."""
+    sets = ((found.test, images, "test images"), (found.train, train_images, "training images"))
+    told = [counted(len(one), asked, what) for one, asked, what in sets if asked is not None and asked > len(one)]
+    return f", {' and '.join(told)}" if told else ""
 
 
 def _check_options(tables: set[str], context: typer.Context) -> None:

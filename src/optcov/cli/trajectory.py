@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import finish, print_json, print_table, resumable
+from optcov.cli.options import default_out
 from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 
@@ -23,7 +24,9 @@ def command(
     seed: int = typer.Option(0, help="Noise depends on (seed, image, time) alone."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
-    out: Path = typer.Option(Path("out/trajectory"), help="Directory for the state of the sweep and the plot."),
+    out: Path | None = typer.Option(
+        None, help="Directory for the state of the sweep and the plot; by default out/ and the bundle's name."
+    ),
     diffusers: Path | None = typer.Option(None, help="Also write diffusers' timesteps by length to this JSON file."),
     json: bool = typer.Option(False, "--json", help="Print the trajectories as JSON."),
 ) -> None:
@@ -44,6 +47,7 @@ def command(
             f"{bundle} is not a directory, so no trajectories can be stored in it; save an embedded model first, "
             f"such as by optcov.load('fashion').save('my-fashion')"
         )
+    out = out or default_out(bundle, "trajectory")
     options = SweepOptions(
         bundle, data, times, row.covariance, row.eta, last_variance, "exact", seed, schedule, batch_size
     )

@@ -24,6 +24,7 @@ from optcov.data.arrays import read_npz
 from optcov.data.export import png_bytes
 from optcov.data.folders import read_image
 from optcov.data.images import DataError
+from optcov.identity import check_unchanged
 
 FORMATS = ("png", "npz")
 _PNG = re.compile(r"(\d{6,})\.png")
@@ -88,13 +89,7 @@ class SampleDirectory:
         before = storage.read_json(file)
         if not isinstance(before, dict):
             raise DataError(f"{file} does not describe a run; choose another directory")
-        differing = [key for key in {**settings, **before} if settings.get(key) != before.get(key)]
-        if differing:
-            key = differing[0]
-            raise DataError(
-                f"{self.path} holds a run with {key} = {before.get(key)}, not {settings.get(key)}; choose another "
-                f"directory, or the same settings to go on with it"
-            )
+        check_unchanged(before, settings, self.path, DataError, ignore=("bundle",))  # whose name changes no image
 
     def _done(self) -> set[int]:
         if self.format == "png":

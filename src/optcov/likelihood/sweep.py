@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from optcov.covariances import Covariance, PerTime
+from optcov.identity import check_unchanged, digest, digest_numbers, images_identity, known_by
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
 from optcov.likelihood.designs import DesignSet, default_designs
@@ -31,6 +33,7 @@ from optcov.likelihood.terms import (
     prior_cost,
     seeded_noise,
 )
+from optcov.networks import HeadedNetwork
 from optcov.prediction import check_condition
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
@@ -93,7 +96,7 @@ class Sweep:
         device: torch.device | str | None = None,
         state: Path | None = None,
         save_every: float = 60.0,
-        identity: str = "",
+        identity: Mapping[str, Any] | str | None = None,
     ):
         check_stochastic(process.forward)
         check_cdf(cdf)
@@ -112,7 +115,6 @@ class Sweep:
         self.members = torch.arange(rank, len(images), world)
         self.device, self.state, self.save_every = device, state, save_every
         self._wanted, self._identity = designs, identity
-        self._settings = self._describe()
         self._sums: Sums | None = None
 
     def __len__(self) -> int:
@@ -187,15 +189,7 @@ class Sweep:
             names = [str(name) for name in json.loads(metadata["designs"])]
         except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the state of a sweep: {error!r}; remove it to start anew") from error
-        for name, value in self._settings.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"{path} belongs to another sweep: its {name} is {found.get(name)}, here it is {value}; "
-                    f"repeat that sweep's settings, or choose another file"
-                )
-        times = tensors.get("times", self.grid.tensor)  # the settings show only those at both ends
-        if not torch.equal(times, self.grid.tensor):
-            raise ValueError(f"{path} belongs to a sweep over other times; repeat them, or choose another file")
+        check_unchanged(found, self._settings, path)
         if dimensions != self._load(self.members[:1])[0].numel() or not 0 < finished <= len(self.grid):
             raise ValueError(f"{path} does not fit these images and times; remove it to start anew")
         sums = self._allocate(dimensions, [], names)
@@ -214,30 +208,44 @@ class Sweep:
         }
         write_tensors(path, {**sums.tensors(), "times": self.grid.tensor}, metadata)
 
-    def _describe(self) -> dict[str, Any]:
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
         """What must agree for a sweep to go on where another one stopped."""
-        first = self._load(self.members[:1])
+        network: Any = self._identity
+        if network is None and isinstance(self.process.network, HeadedNetwork):
+            network = self.process.network.identity()
         return {
-            "forward process": f"{self.process.forward.schedule!r}, eta {self.process.forward.eta}",
+            **(network if isinstance(network, Mapping) else {"weights": network}),
+            "schedule": self.process.forward.schedule.identity(),
+            "eta": self.process.forward.eta,
             "data range": None if self.process.data_range is None else [float(end) for end in self.process.data_range],
-            "times": [len(self.grid), *self.grid.times[:3], *self.grid.times[-3:]],
+            "times": known_by(digest_numbers(self.grid.tensor), len(self.grid)),
             "seed": self.seed,
             "groups": self.groups,
-            "images": [len(self.images), len(self.members), float(first.double().sum())],
-            "designs": None if self._wanted is None else list(self._wanted),
+            "images": images_identity(self.images),
+            "share of the images": [int(self.members[0]), len(self.members)],
+            "noise": "by seed" if self.noise is None else "given",
+            "designs": self._designs(),
             "last variances": list(self.last_variances),
             "cdf": self.cdf,
-            "network": self._identity,
             "numbers per time": [None if f is None else self._digest(f) for f in self.numbers.values()],
         }
 
-    def _digest(self, numbers: PerTime) -> float:
-        """One number that tells numbers per time apart."""
+    def _digest(self, numbers: PerTime) -> dict[str, str]:
         times = self.grid.tensor
         values = (
             numbers.cpu()[times] if isinstance(numbers, Tensor) else torch.stack([numbers(t) for t in self.grid.times])
         )
-        return float((values.double() * torch.arange(1, len(times) + 1)).sum())
+        return known_by(digest_numbers(values))
+
+    def _designs(self) -> Any:
+        """Designs by name; one that was given as an object also by its class and its numbers per time."""
+        if not isinstance(self._wanted, Mapping):
+            return None if self._wanted is None else list(self._wanted)
+        return {
+            name: known_by(digest([type(design).__name__, [self._digest(f) for f in vars(design).values()]]), name)
+            for name, design in self._wanted.items()
+        }
 
     def _load(self, index: Tensor) -> Tensor:
         x_0 = self.images[index] if isinstance(self.images, Tensor) else self.images.unit(index)
@@ -270,7 +278,8 @@ def cost_table(
     mean_square_noise, mean_square_residual: numbers per time of "analytic" and "npr_isotropic"; default the sweep's.
     groups: how many groups of images are kept apart for standard errors. shard: (number, count), to sweep one share
     of the images and `merge` the tables. state: file to go on from after a stop, written every
-    save_every seconds; identity: a fingerprint of the network, so that the state of another one is refused.
+    save_every seconds; identity: what the network is known by, so that the state of another one
+    is refused; by default that of a HeadedNetwork.
     progress: called after each batch.
 
     >>> from optcov import ForwardProcess, Schedule, Trajectory, oracle

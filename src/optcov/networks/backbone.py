@@ -8,15 +8,14 @@ normalisation, for the heads that would compute the same.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
+from optcov.identity import digest_tensors
 from optcov.networks.activation import Activation
 
 
@@ -40,6 +39,7 @@ class Backbone(nn.Module):
     time_embedding: name of the submodule whose output is the time embedding, or None.
     activation: name of the SiLU behind the tapped normalisation, whose output heads may share, or None.
 
+    >>> import torch
     >>> from torch import nn
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -127,13 +127,11 @@ def fingerprint(module: nn.Module) -> str:
 
     Weights stored in half precision and read back as float32 keep it, since that is exact.
     """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        values = tensor.detach().cpu()
-        values = values.float() if values.is_floating_point() else values
-        digest.update(f"{name}{tuple(values.shape)}".encode())
-        digest.update(values.flatten().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return digest_tensors(_as_float32(module.state_dict()))
+
+
+def _as_float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}
 
 
 def _submodule(module: nn.Module, name: str) -> nn.Module:

@@ -6,14 +6,16 @@ prediction = raw output as it is meant,  heads = {name: head(features, time embe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import final
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from optcov.networks.backbone import Backbone, BackboneOutput
-from optcov.networks.heads import Head
+from optcov.identity import digest, known_by
+from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
+from optcov.networks.heads import Head, head_config
 from optcov.networks.times import TimeArgument, TimeMatch
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule, Time
@@ -59,6 +61,27 @@ class HeadedNetwork(nn.Module):
         other = self._sharing(nn.ModuleDict({name: self.heads[name] for name in names if name in self.heads}))
         other.schedule, other._match = self.schedule, self._match
         return other
+
+    def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
+        """What its predictions depend on, by name: see optcov.identity. heads: those that matter, by default all."""
+        own, used = self.native_schedule.identity(), self.schedule.identity()
+        argument = self.time_argument
+        return {
+            "weights": known_by(fingerprint(self.backbone.module)),
+            "network": known_by(digest([_settings(self.backbone.module), self.backbone.tap])),
+            "heads": {
+                name: known_by(digest([head_config(head), fingerprint(head)]))  # type: ignore[arg-type]
+                for name, head in self.heads.items()
+                if heads is None or name in heads
+            },
+            "schedule": used,
+            **({"own schedule": own} if own != used else {}),
+            "time argument": known_by(
+                digest([argument.shift, argument.scale]), f"(t - {argument.shift:g}) * {argument.scale:g}"
+            ),
+            "prediction type": self.parameterisation,
+            "learned range": self.learned_range,
+        }
 
     def _sharing(self, heads: nn.ModuleDict) -> HeadedNetwork:
         """The same backbone with these heads, at times of its own schedule."""
@@ -112,6 +135,23 @@ class HeadedNetwork(nn.Module):
         if self.learned_range:
             heads["range"] = output.output[:, x_t.shape[1] :].contiguous()
         return prediction.with_heads(heads, units)
+
+
+def _settings(module: nn.Module) -> Any:
+    """What beside its weights makes a network: of a diffusers model, the settings that are not the usual ones.
+
+    A later release of diffusers may know more settings; at their usual values they change nothing.
+    """
+    config = getattr(module, "config", None)
+    if not isinstance(config, Mapping):
+        return repr(module)
+    usual = {name: entry.default for name, entry in inspect.signature(type(module).__init__).parameters.items()}
+    chosen = {name: value for name, value in config.items() if not name.startswith("_")}
+    return [type(module).__name__, {name: v for name, v in chosen.items() if _differs(v, usual.get(name))}]
+
+
+def _differs(value: Any, usual: Any) -> bool:
+    return (list(value) if isinstance(value, tuple) else value) != (list(usual) if isinstance(usual, tuple) else usual)
 
 
 def _channel_remedy(returned: int, images: int) -> str:

@@ -223,7 +223,7 @@ def _variance_against_error(model: Bundle, images: ImageSet, size: ReportSize, s
 def _stored(bundle: Bundle) -> PageSection:
     chosen: dict[tuple[str, str], list[StoredTrajectory]] = {}
     for entry in bundle.trajectories:
-        chosen.setdefault((entry.method, repr(entry.schedule)), []).append(entry)
+        chosen.setdefault((entry.method, entry.schedule.digest()), []).append(entry)
     pictures = []
     for entries in chosen.values():
         schedule = entries[0].schedule

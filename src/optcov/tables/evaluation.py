@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,6 @@ from optcov.methods import METHODS, PEER_METHODS, find_method, unknown_method
 from optcov.metrics import Extractor
 from optcov.metrics.frechet import Features
 from optcov.metrics.sources import check_draws_images
-from optcov.networks import fingerprint
 from optcov.schedule import VPSchedule
 from optcov.tables.cells import Cell, Result
 from optcov.tables.cost import compute_cost
@@ -158,7 +156,7 @@ class Evaluation:
         """Distance of images that a method draws; times: of its trajectory, even ones by default."""
         settings = {
             "model": self.identity,
-            "schedule": repr(self.on(schedule).schedule),
+            "schedule": self.on(schedule).schedule.digest(),
             "schedule_name": schedule,
             "method": method,
             "convention": find_method(method).convention,
@@ -190,7 +188,7 @@ class Evaluation:
         times = min(size.times, steps) or steps
         settings = {
             "model": self.identity,
-            "schedule": repr(model.schedule),
+            "schedule": model.schedule.digest(),
             "schedule_name": schedule,
             "images": images,
             "train_images": train_images,
@@ -234,12 +232,8 @@ class Evaluation:
 
     @cached_property
     def identity(self) -> str:
-        """Of the weights and the numbers per time."""
-        digest = hashlib.sha256(fingerprint(self.bundle.network).encode())
-        if self.bundle.numbers is not None:
-            for name, values in self.bundle.numbers.tensors().items():
-                digest.update(name.encode() + values.numpy().tobytes())
-        return digest.hexdigest()[:32]
+        """Of the whole bundle: weights, heads, numbers per time, and what they mean."""
+        return self.bundle.digest()[:32]
 
     @cached_property
     def reference_features(self) -> Features:

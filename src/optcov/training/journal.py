@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
+from optcov.identity import check_unchanged
 from optcov.storage import StorageError, append_line, write_bytes
 from optcov.training.config import TrainingError
 
@@ -28,11 +29,9 @@ class Journal:
         self.path = Path(path)
         self._header = [] if identity is None else [json.dumps({"identity": identity}, sort_keys=True)]
         found = list(self._whole_lines())
-        if found and self._header and json.dumps(found[0], sort_keys=True) != self._header[0]:
-            raise TrainingError(
-                f"{self.path} belongs to another run: it says {json.dumps(found[0])[:300]}, "
-                f"this one is {self._header[0][:300]}; use the settings of that run, or another directory"
-            )
+        if found and identity is not None:
+            before = found[0].get("identity")
+            check_unchanged(before if isinstance(before, dict) else {}, identity, self.path, TrainingError)
         kept = [json.dumps(line) for line in found[len(self._header) :] if keep(line)]
         write_bytes(self.path, "".join(f"{line}\n" for line in [*self._header, *kept]).encode())
 

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from optcov import processes
+from optcov.identity import check_unchanged
 from optcov.storage import directory_lock, write_json
 from optcov.training.batches import Batches, step_generator
 from optcov.training.checkpoint import (
@@ -72,7 +73,7 @@ class Training:
         self.accelerator = processes.accelerator()
         self.parts = self.accelerator.gradient_accumulation_steps  # of a process's share of a batch, one after another
         _check_shares(config.batch_size, self.accelerator.num_processes, self.parts)
-        precision = _mixed_precision(self.accelerator)
+        precision = mixed_precision(self.accelerator)
         self.identity = json.loads(json.dumps({**asdict(config), **precision, **(identity or {})}))
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
@@ -198,15 +199,10 @@ class Training:
             self.store.prune(self.best)  # a run that was killed after its last save has not come to it
 
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
-        free = {"checkpoint_every", "keep", "keep_every", "log_every"}  # do not touch the result
-        keys = [key for key in {**saved, **self.identity} if key not in free]
-        different = [key for key in keys if _unnamed(saved.get(key)) != _unnamed(self.identity.get(key))]
-        if different:
-            key = different[0]
-            raise TrainingError(
-                f"{self.directory} holds a training with {key} = {saved.get(key)}, not {self.identity.get(key)}; "
-                f"continue it with its own settings, or choose another directory"
-            )
+        free = {"keep", "keep_every", "log_every"}  # do not touch the result
+        if self.score is None:
+            free.add("checkpoint_every")  # else it says which weights are judged
+        check_unchanged(saved, self.identity, self.directory, TrainingError, ignore=free)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -219,11 +215,6 @@ class Training:
         finally:
             copy_into(self.parameters, kept, "weights")
             self.objective.train()
-
-
-def _unnamed(setting: Any) -> Any:
-    """Data is what its checksum says, whatever the directory it lies in is called."""
-    return {key: value for key, value in setting.items() if key != "name"} if isinstance(setting, dict) else setting
 
 
 def _check_shares(batch_size: int, processes: int, parts: int) -> None:
@@ -240,7 +231,7 @@ def _check_shares(batch_size: int, processes: int, parts: int) -> None:
         )
 
 
-def _mixed_precision(accelerator: Accelerator) -> dict[str, str]:
+def mixed_precision(accelerator: Accelerator) -> dict[str, str]:
     """The precision as a setting of the run; none for float32, as runs before it were recorded."""
     name = accelerator.mixed_precision
     if name == "no":

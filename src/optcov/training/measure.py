@@ -20,7 +20,8 @@ from torch import Tensor
 from optcov import processes
 from optcov.bundle import NumbersPerTime
 from optcov.forward import ForwardProcess
-from optcov.networks import HeadedNetwork, fingerprint
+from optcov.identity import images_identity
+from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
 from optcov.schedule import Schedule
 from optcov.training.batches import Source, step_generator
@@ -97,11 +98,10 @@ def measure(
 def _identity(network: HeadedNetwork, source: Source, chosen: Tensor, seed: int) -> dict[str, object]:
     """What numbers belong to, so that those of another network or other images are not taken for them."""
     return {
-        "network": fingerprint(network.backbone),
-        "data": float(source.unit(chosen[:16]).double().sum()),
-        "images": len(chosen),
+        **network.identity(heads=()),
+        "data": images_identity(source),
+        "images per time": len(chosen),
         "seed": seed,
-        "schedule": repr(network.native_schedule),
     }
 
 

@@ -184,7 +184,8 @@ def train_heads(
     """
     before = fingerprint(network.backbone)
     objective = HeadObjective(network, tasks, loss, dropout)
-    identity = {**(identity or {}), "backbone": before, "heads": sorted(tasks), "loss": loss, "dropout": dropout}
+    trained = {"trained heads": sorted(tasks), "loss": loss, "dropout": dropout}
+    identity = {**(identity or {}), **network.identity(heads=()), **trained}
     yield from Training(objective, batches, config, directory, identity, score).run()
     assert fingerprint(network.backbone) == before, "the frozen backbone changed"
 
