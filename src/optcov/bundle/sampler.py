@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from optcov.bundle.bundle import Bundle
+from optcov.covariances import Covariance
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
