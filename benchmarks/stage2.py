@@ -17,11 +17,11 @@ from collections.abc import Callable
 import torch
 
 from optcov import ForwardProcess, Schedule
+from optcov.fitting import Batch, HeadObjective, new_heads
+from optcov.fitting.closed_form import Rows, apply, log_estimate, transposed_product
+from optcov.fitting.objectives import observe
 from optcov.networks import Backbone, HeadedNetwork
 from optcov.networks.unet import build_unet
-from optcov.training import Batch, HeadObjective, new_heads
-from optcov.training.closed_form import Rows, apply, log_estimate, transposed_product
-from optcov.training.objectives import observe
 
 
 def main() -> None:

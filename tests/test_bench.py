@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from optcov.bench import BENCHMARKS, BenchSize, run_benchmarks
-from optcov.bench.work import Contest
+from optcov.experiments.bench import BENCHMARKS, BenchSize, run_benchmarks
+from optcov.experiments.bench.work import Contest
 from optcov.timing import Timing, interleaved, machine, paired_ratio, peak_memory, ratio
 
 TINY = BenchSize(rounds=2, batch=2, image_size=8, channels=(32, 32), times=40)

@@ -15,10 +15,10 @@ from close_outputs import assert_close_outputs
 from memory_bounds import memory_below
 from optcov.bundle.imported import bundle_of
 from optcov.checkpoints import CheckpointError, import_diffusers, import_model
+from optcov.fitting.sources import open_predictor
 from optcov.networks import fingerprint
 from optcov.networks.paper_unet import PaperUNet
 from optcov.schedule import Schedule
-from optcov.training.sources import open_predictor
 
 SMALL = {
     "sample_size": 8,

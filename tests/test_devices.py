@@ -16,8 +16,8 @@ from torch import Tensor
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, sample
 from optcov.data import ImageSet
+from optcov.fitting import Batches, calibrate, fit_closed_form, measure, new_heads, time_grid
 from optcov.networks import Backbone, HeadedNetwork
-from optcov.training import Batches, calibrate, fit_closed_form, measure, new_heads, time_grid
 from small_bundles import small_unet
 
 META = torch.device("meta")
@@ -35,7 +35,7 @@ def meta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.device", META)
     # two checks of numbers, which there are none of
     monkeypatch.setattr("optcov.watch.FiniteWatch.require_finite", lambda watch: None)
-    monkeypatch.setattr("optcov.training.stage2.fingerprint", lambda module: "")
+    monkeypatch.setattr("optcov.fitting.stage2.fingerprint", lambda module: "")
 
 
 def images(count: int = 40) -> ImageSet:

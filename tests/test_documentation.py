@@ -119,7 +119,9 @@ def test_links_and_pictures_lead_somewhere(page):
 
 @pytest.mark.parametrize(("table", "paper"), [("images", "fid"), ("bits", "bpd")])
 def test_the_readme_quotes_the_paper_as_it_is(table, paper):
-    setting = json.loads((ROOT / f"src/optcov/tables/paper/{paper}.json").read_text())["settings"]["CIFAR10 (LS)"]
+    setting = json.loads((ROOT / f"src/optcov/experiments/tables/paper/{paper}.json").read_text())["settings"][
+        "CIFAR10 (LS)"
+    ]
     found = _cells(_between(read("README.md"), f"measured: {table}"))
     for method, values in setting["rows"].get("ET", setting["rows"]).items():
         assert found[method][2:4] == [f"{values[setting['steps'].index(K)]:.2f}" for K in (10, 25)], method

@@ -10,8 +10,8 @@ import torch
 
 from close_outputs import assert_close_outputs
 from optcov import bundle
+from optcov.fitting import calibrate
 from optcov.likelihood import cost_table
-from optcov.training import calibrate
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_a_fit_that_is_there_is_not_repeated(here: Path, monkeypatch: pytest.Mon
     assert fit().exit_code == 0
     before = files(here / "fitted")
     (here / "fitted.work").mkdir()  # as a process leaves it that was killed after it had written the bundle
-    monkeypatch.setattr("optcov.training.fit_closed_form", None)
+    monkeypatch.setattr("optcov.fitting.fit_closed_form", None)
     again = fit()
     assert again.exit_code == 0, again.exception
     assert "fitted is this very fit already: nothing to do" in again.output
@@ -95,7 +95,7 @@ def test_a_stopped_fit_says_that_it_goes_on_and_leaves_no_work_directory(
     assert stopped_by(signal.SIGINT, monkeypatch).exit_code == 130
     assert (here / "fitted.work" / "numbers.jsonl").exists()
     assert not (here / "fitted").exists()
-    monkeypatch.setattr(sys.modules["optcov.training.measure"], "_measure_at", None)  # its numbers were kept
+    monkeypatch.setattr(sys.modules["optcov.fitting.measure"], "_measure_at", None)  # its numbers were kept
     again = fit()
     assert again.exit_code == 0, again.exception
     assert "goes on with the fit that was stopped: fits npr of small" in again.output

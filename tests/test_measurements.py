@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from optcov import bundle
+from optcov.experiments.tables import SIZES, Evaluation, TableImages, TableResult, table_run
+from optcov.experiments.tables.claims import Difference, lower_rows
+from optcov.experiments.tables.cost import cost_ratio
+from optcov.experiments.tables.distances import CLAIMS, CONTINUOUS, DISCRETE, distance_entry
+from optcov.experiments.tables.result import Entry, Row, Section
+from optcov.experiments.tables.scoring import ROW_OF_DESIGN
+from optcov.experiments.tables.timesteps import SEARCHED, search_steps
 from optcov.metrics import find_extractor
-from optcov.tables import SIZES, Evaluation, TableImages, TableResult, table_run
-from optcov.tables.claims import Difference, lower_rows
-from optcov.tables.cost import cost_ratio
-from optcov.tables.distances import CLAIMS, CONTINUOUS, DISCRETE, distance_entry
-from optcov.tables.result import Entry, Row, Section
-from optcov.tables.scoring import ROW_OF_DESIGN
-from optcov.tables.timesteps import SEARCHED, search_steps
 
 ROOT = Path(__file__).parent.parent
 MEASURED = ROOT / "measurements" / "fashion"

@@ -29,10 +29,10 @@ from PIL import Image
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle, storage
 from optcov.cli import main
 from optcov.data.sample_directory import SampleDirectory
+from optcov.experiments.tables.cells import Cell, CellStore
+from optcov.fitting.checkpoint import Checkpoint, CheckpointStore
+from optcov.fitting.journal import Journal
 from optcov.likelihood import Sweep
-from optcov.tables.cells import Cell, CellStore
-from optcov.training.checkpoint import Checkpoint, CheckpointStore
-from optcov.training.journal import Journal
 from small_bundles import small_bundle
 from test_data import idx_bytes, random_images
 
@@ -59,7 +59,7 @@ class CommandLine:
     def __call__(self, *arguments: object) -> Said:
         self._capture.readouterr()
         argv = ["optcov", *map(str, arguments)]
-        no_training = mock.patch("optcov.training.stage1.train_noise_predictor", return_value=())
+        no_training = mock.patch("optcov.fitting.stage1.train_noise_predictor", return_value=())
         with mock.patch.object(sys, "argv", argv), no_training, pytest.raises(SystemExit) as stop:
             main()
         said = self._capture.readouterr()

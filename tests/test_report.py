@@ -21,20 +21,26 @@ from PIL import Image
 
 from optcov import Schedule
 from optcov.bundle import Bundle
+from optcov.bundle.pictures import Drawn, draw_comparison, draw_deviations, draw_grid
 from optcov.data import ImageSet
-from optcov.noise import batch_noise
-from optcov.report.comparison import Drawn, draw_comparison, draw_deviations, draw_grid
-from optcov.report.page import PageSection, picture, render_page, table_body, write_page
-from optcov.report.page_figures import VarianceAndError, against_steps, chosen_times, lengths_of, variance_against_error
-from optcov.report.page_sections import (
+from optcov.experiments.report.page import PageSection, picture, render_page, table_body, write_page
+from optcov.experiments.report.page_figures import (
+    VarianceAndError,
+    against_steps,
+    chosen_times,
+    lengths_of,
+    variance_against_error,
+)
+from optcov.experiments.report.page_sections import (
     bundle_sections,
     paper_figures,
     provenance_section,
     read_tables,
     table_sections,
 )
-from optcov.report.size import QUICK, ReportSize
-from optcov.tables import Claim, Entry, Row, Section, TableResult, write_table
+from optcov.experiments.report.size import QUICK, ReportSize
+from optcov.experiments.tables import Claim, Entry, Row, Section, TableResult, write_table
+from optcov.noise import batch_noise
 from optcov.trajectory import Trajectory
 from small_bundles import SHAPE, small_bundle
 
@@ -292,7 +298,7 @@ def test_the_variance_beside_the_error_is_that_which_steps_are_made_of(monkeypat
         seen.update(found)
         return PNG
 
-    monkeypatch.setattr("optcov.report.page_sections.variance_against_error", curves)
+    monkeypatch.setattr("optcov.experiments.report.page_sections.variance_against_error", curves)
     pixels = torch.randint(0, 256, (3, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     model = small_bundle().with_schedule("linear")
     dict(bundle_sections(model, ImageSet(pixels), TINY))["variance against error"]()
@@ -330,7 +336,7 @@ def test_the_papers_figures_have_its_methods_and_steps(monkeypatch: pytest.Monke
         images = torch.zeros(count, *SHAPE, dtype=torch.uint8)
         yield SimpleNamespace(method=methods[0], steps=steps[0], images=images)
 
-    monkeypatch.setattr("optcov.report.page_sections.compare", compare)
+    monkeypatch.setattr("optcov.experiments.report.page_sections.compare", compare)
     images = ImageSet(torch.zeros(2, *SHAPE, dtype=torch.uint8))
     bodies = [section.body for section in paper_figures(small_bundle(), "CIFAR10 (LS)", images, count=1)]
     assert [body.count("<img") for body in bodies] == [3, 8]  # the first shows the data set too

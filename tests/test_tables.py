@@ -17,18 +17,28 @@ import torch
 from optcov import Schedule, storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
+from optcov.experiments.tables import (
+    SIZES,
+    TABLES,
+    Cell,
+    CellStore,
+    Evaluation,
+    TableImages,
+    TableResult,
+    TableRun,
+    table_run,
+)
+from optcov.experiments.tables.cells import Plan, Result, gather
+from optcov.experiments.tables.claims import Difference, judge, lower_rows
+from optcov.experiments.tables.distances import distance_entry, notes
+from optcov.experiments.tables.likelihoods import repeats_cells, repeats_plan
+from optcov.experiments.tables.normalised import _pairs, normalised_steps
+from optcov.experiments.tables.render import comma_separated, latex, markdown, section_title, write_table
+from optcov.experiments.tables.result import Entry, Row, Section
+from optcov.experiments.tables.timesteps import search_steps
 from optcov.metrics import Extractor, FeatureStatistics, features_of, find_extractor
 from optcov.metrics.extractors import _Inception
 from optcov.metrics.sources import Drawing
-from optcov.tables import SIZES, TABLES, Cell, CellStore, Evaluation, TableImages, TableResult, TableRun, table_run
-from optcov.tables.cells import Plan, Result, gather
-from optcov.tables.claims import Difference, judge, lower_rows
-from optcov.tables.distances import distance_entry, notes
-from optcov.tables.likelihoods import repeats_cells, repeats_plan
-from optcov.tables.normalised import _pairs, normalised_steps
-from optcov.tables.render import comma_separated, latex, markdown, section_title, write_table
-from optcov.tables.result import Entry, Row, Section
-from optcov.tables.timesteps import search_steps
 from small_bundles import SHAPE, save_with_images, small_bundle, small_head
 
 TINY = replace(
@@ -81,7 +91,7 @@ def plan_of(numbers: list[int]) -> Plan[int]:
 
 def test_the_full_size_chooses_trajectories_on_as_many_images_as_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = {"CIFAR10 (LS)": 7, "LSUN Bedroom": 5}
-    monkeypatch.setattr("optcov.tables.evaluation.trajectory_images", paper.get)
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.trajectory_images", paper.get)
     for setting, wanted in ((None, 7), ("LSUN Bedroom", 5), ("CelebA 64x64", 12)):  # 12 training images in all
         tables = evaluation(paper=setting)
         tables.size = replace(tables.size, train_images=SIZES["full"].train_images)
@@ -95,10 +105,10 @@ def test_the_full_size_takes_the_papers_steps_reference_and_images(monkeypatch: 
     assert evaluation().distance_steps("linear") == [10, 25, 50, 100, 200, 1000]
     imagenet = evaluation(small_bundle(Schedule.linear(4000)), schedules=None, paper="ImageNet 64x64")
     assert imagenet.distance_steps("own") == [25, 50, 100, 200, 400, 4000]
-    monkeypatch.setattr("optcov.tables.evaluation.reference_images", {"CelebA 64x64": 7}.get)
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.reference_images", {"CelebA 64x64": 7}.get)
     assert evaluation(paper="CelebA 64x64").reference.name.startswith("7 training images")
     assert evaluation().reference.name.startswith("12 training images")
-    monkeypatch.setattr("optcov.tables.evaluation.published", lambda name: {"images": 5})
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.published", lambda name: {"images": 5})
     assert evaluation().likelihood_cell("linear", seed=1).settings["images"] == 5
     assert evaluation().likelihood_cell("linear").settings["images"] == 12
 
@@ -137,13 +147,13 @@ def test_images_of_a_source_sorted_by_class_are_mixed(tmp_path: Path) -> None:
 
 
 def test_many_images_count_as_exact_wherever_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optcov.tables.reference.EXACT", 12)
+    monkeypatch.setattr("optcov.experiments.tables.reference.EXACT", 12)
     here = evaluation()
     np.save(tmp_path / "same.npy", here.images.reference.images.numpy())
     named = evaluation(reference=str(tmp_path / "same.npy"))
     for work in (here, named):
         assert isinstance(work.reference.features(FEATURES), FeatureStatistics)
-    monkeypatch.setattr("optcov.tables.reference.EXACT", 13)
+    monkeypatch.setattr("optcov.experiments.tables.reference.EXACT", 13)
     for work in (here, named):
         assert isinstance(work.reference.features(FEATURES), torch.Tensor)
 
@@ -161,7 +171,7 @@ def test_a_small_reference_that_is_named_is_mixed(tmp_path: Path) -> None:
 def test_costs_of_two_devices_are_two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     here = evaluation().cost_cell()
     assert here.settings["device"] == "cpu"
-    monkeypatch.setattr("optcov.tables.evaluation.device_name", lambda device: "another")
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.device_name", lambda device: "another")
     assert evaluation().cost_cell().key != here.key
 
 
@@ -196,7 +206,7 @@ def test_fid_of_as_many_samples_as_the_papers_is_not_extrapolated(monkeypatch: p
     assert any("of other networks" in note for note in notes(work))
     work.size = replace(work.size, samples=50_000)
     assert notes(work)[0].startswith("FID is of 50000 samples")
-    monkeypatch.setattr("optcov.tables.evaluation.SOURCES", {work.bundle.name: None})
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.SOURCES", {work.bundle.name: None})
     assert not any("of other networks" in note for note in notes(work))
 
 
@@ -245,7 +255,7 @@ def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> No
 
 
 def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optcov.tables.cells.WAIT", 0.0)
+    monkeypatch.setattr("optcov.experiments.tables.cells.WAIT", 0.0)
     calls: tuple[list[str], list[str]] = ([], [])
     runs = [TableRun(plan_of([1, 2, 3]), 3.0, CellStore(tmp_path), counting(mine)) for mine in calls]
     steps = [iter(run) for run in runs]
@@ -318,7 +328,7 @@ def test_fid_has_every_row_and_the_papers_numbers(fid: tuple[Path, TableResult])
 
 
 def test_an_interrupted_cell_ends_with_the_same_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optcov.tables.drawing.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("optcov.experiments.tables.drawing.SAVE_EVERY", 0.0)
     work = evaluation(batch_size=4)
     cell = work.distance_cell("linear", "SN-DDIM", 3)
     whole = _exhaust(work.compute(cell, tmp_path / "whole"))
@@ -397,7 +407,7 @@ def test_the_papers_own_networks_are_put_beside_its_numbers(tmp_path: Path) -> N
 def test_a_reference_that_cannot_be_compared_is_refused_before_images_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optcov.tables.drawing.Sampler.draw", None)
+    monkeypatch.setattr("optcov.experiments.tables.drawing.Sampler.draw", None)
     for dimension, sign, reason in ((5, 1, "3 and of 5 dimensions"), (3, -1, "3.npz: this is no covariance")):
         path = tmp_path / f"{dimension}.npz"
         FeatureStatistics(torch.zeros(dimension).double(), sign * torch.eye(dimension).double(), 9).save(path)
@@ -565,7 +575,7 @@ def test_timesteps_aims_at_what_the_searched_process_reaches(tmp_path: Path, mon
         asked.append(arguments)
         yield from ()
 
-    monkeypatch.setattr("optcov.tables.timesteps._search", found_nothing)
+    monkeypatch.setattr("optcov.experiments.tables.timesteps._search", found_nothing)
     for paper, method in (("CIFAR10 (LS)", "A-DDIM"), ("LSUN Bedroom", "A-DDPM")):
         asked.clear()
         work = evaluation(schedules=("linear",), paper=paper)
@@ -635,7 +645,7 @@ def test_normalised_takes_every_number_of_steps_that_is_asked_for() -> None:
 def test_normalised_leaves_out_what_would_not_take_less_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
 ) -> None:
-    monkeypatch.setattr("optcov.tables.normalised.cost_ratio", lambda cost, head: ratio)
+    monkeypatch.setattr("optcov.experiments.tables.normalised.cost_ratio", lambda cost, head: ratio)
     result = drained(table_run("normalised", evaluation(schedules=("linear",), steps=[2, 3]), tmp_path))
     rows = {row.name: [entry.value for entry in row.entries] for row in result.sections[0].rows}
     assert None not in rows["A-DDPM"]

@@ -15,11 +15,11 @@ import torch
 from close_outputs import assert_close_results
 from command_line import run, runner
 from optcov import Schedule
-from optcov.bench import BENCHMARKS
 from optcov.cli import app
 from optcov.cli.console import print_table
 from optcov.cli.table import show
-from optcov.tables import Entry, Row, Section, TableResult
+from optcov.experiments.bench import BENCHMARKS
+from optcov.experiments.tables import Entry, Row, Section, TableResult
 from small_bundles import save_with_images
 from two_processes import ENVIRONMENT, LAUNCH
 
@@ -99,7 +99,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("optcov.bundle.Sampler.draw", None)
-    monkeypatch.setattr("optcov.bench.measure.interleaved", None)
+    monkeypatch.setattr("optcov.experiments.bench.measure.interleaved", None)
     for command in (("report", "--bundle", saved / "small"), ("bench", "dynamic_program", "--no-memory")):
         with pytest.raises(ValueError, match="it is a directory"):
             run(*command, "--out", tmp_path)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from optcov.experiments.tables import published, published_value
+from optcov.experiments.tables.published import NAMES, check_setting
 from optcov.methods import METHODS
-from optcov.tables import published, published_value
-from optcov.tables.published import NAMES, check_setting
 
 # lines of the paper's source: table, setting and kind of each, as they stand there
 EXCERPT = [

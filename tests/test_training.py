@@ -15,9 +15,7 @@ from torch import nn
 
 from optcov import ForwardProcess, Schedule
 from optcov.data import ImageSet
-from optcov.networks import Backbone, HeadedNetwork
-from optcov.prediction import NoisePrediction
-from optcov.training import (
+from optcov.fitting import (
     Batches,
     JointObjective,
     NoiseObjective,
@@ -27,11 +25,13 @@ from optcov.training import (
     UNetShape,
     new_heads,
 )
-from optcov.training.batches import Labels, NoiseLevels, draw_times, step_generator
-from optcov.training.checkpoint import Checkpoint, CheckpointStore
-from optcov.training.losses import noise_loss, squared_error
-from optcov.training.score import SampleScore, ScoreSettings
-from optcov.training.stage1 import train_noise_predictor
+from optcov.fitting.batches import Labels, NoiseLevels, draw_times, step_generator
+from optcov.fitting.checkpoint import Checkpoint, CheckpointStore
+from optcov.fitting.losses import noise_loss, squared_error
+from optcov.fitting.score import SampleScore, ScoreSettings
+from optcov.fitting.stage1 import train_noise_predictor
+from optcov.networks import Backbone, HeadedNetwork
+from optcov.prediction import NoisePrediction
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from optcov.fitting import Batches, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads, train_heads
 from optcov.networks import HeadedNetwork
-from optcov.training import Batches, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads, train_heads
 from reliability_runs import arguments, results
 from test_training import images, same, tiny_network, weights
 from two_processes import ENVIRONMENT, LAUNCH

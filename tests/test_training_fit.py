@@ -18,10 +18,10 @@ from optcov.bundle.weights import save_unet
 from optcov.checkpoints import import_model
 from optcov.cli import app
 from optcov.data.modes import say_once
+from optcov.fitting import TrainingError
+from optcov.fitting.sources import open_predictor
 from optcov.methods import DEFAULT_METHOD
 from optcov.networks.unet import build_unet
-from optcov.training import TrainingError
-from optcov.training.sources import open_predictor
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_missing_test_images_and_a_directory_in_use_are_noticed_before_the_fit(p
     def no_fit(*_arguments, **_options):
         raise AssertionError("the fit began")
 
-    monkeypatch.setattr("optcov.training.fit_closed_form", no_fit)
+    monkeypatch.setattr("optcov.fitting.fit_closed_form", no_fit)
     np.savez(tmp_path / "train.npz", train=np.zeros((8, 8, 8, 1), np.uint8))
     result = fit(predictor, tmp_path / "bundle", "--calibration-samples", "64", data=str(tmp_path / "train.npz"))
     assert "name them 'test'" in str(result.exception)

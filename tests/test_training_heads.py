@@ -11,10 +11,7 @@ from torch import nn
 
 from optcov import Bridge, ForwardProcess, Schedule, oracle
 from optcov.covariances import LearnedRange, Regression, range_ends
-from optcov.forward import first_step_variance
-from optcov.gaussian import Diagonal, Gaussian, Isotropic, kl_divergence
-from optcov.networks import Backbone, ConvHead, DenseHead, HeadedNetwork, fingerprint
-from optcov.training import (
+from optcov.fitting import (
     Batches,
     HeadObjective,
     NoiseObjective,
@@ -30,9 +27,12 @@ from optcov.training import (
     time_grid,
     train_heads,
 )
-from optcov.training.closed_form import Rows, design, fit_gamma, fit_least_squares
-from optcov.training.objectives import observe
-from optcov.training.stage2 import FeatureStream
+from optcov.fitting.closed_form import Rows, design, fit_gamma, fit_least_squares
+from optcov.fitting.objectives import observe
+from optcov.fitting.stage2 import FeatureStream
+from optcov.forward import first_step_variance
+from optcov.gaussian import Diagonal, Gaussian, Isotropic, kl_divergence
+from optcov.networks import Backbone, ConvHead, DenseHead, HeadedNetwork, fingerprint
 from test_training import images, tiny_network
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optcov.training import Batches, fit_closed_form, gather, measure, new_heads, time_grid
+from optcov.fitting import Batches, fit_closed_form, gather, measure, new_heads, time_grid
 from test_training import images, tiny_network, training
 
 

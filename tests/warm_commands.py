@@ -29,10 +29,10 @@ WARM = (
     "optcov.data.sample_directory",
     "optcov.metrics",
     "optcov.networks.paper_unet",
-    "optcov.report.comparison",
-    "optcov.report.likelihood_plots",
-    "optcov.tables",
-    "optcov.training.stage1",
+    "optcov.bundle.pictures",
+    "optcov.likelihood.plots",
+    "optcov.experiments.tables",
+    "optcov.fitting.stage1",
 )
 WRITES = ("fsync", "replace", "rename")  # every write of the package ends in calls of these, in this order
 
@@ -189,8 +189,8 @@ def watch_writes(names: tuple[str, ...], at: int, how: str) -> Callable[[], int]
 
 def save_after_every_part() -> None:
     """Tiny runs end before their first save by the clock is due."""
+    from optcov.experiments.tables import drawing
     from optcov.likelihood import Sweep
-    from optcov.tables import drawing
 
     assert Sweep.__init__.__kwdefaults__ is not None
     Sweep.__init__.__kwdefaults__["save_every"] = -1.0

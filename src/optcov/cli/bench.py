@@ -20,7 +20,7 @@ def command(
 ) -> None:
     """Measure step overhead of heads, our sampler against diffusers, training, the sweep, the dynamic program."""
     from optcov import storage
-    from optcov.bench import BENCHMARKS, BenchSize, run_benchmarks
+    from optcov.experiments.bench import BENCHMARKS, BenchSize, run_benchmarks
     from optcov.timing import machine
 
     chosen = names or list(BENCHMARKS)

@@ -72,7 +72,7 @@ def command(
 
 
 def _plot(rows: list[LikelihoodRow], out: Path) -> None:
-    from optcov.report.likelihood_plots import plot_bits, plot_terms, plot_times
+    from optcov.likelihood.plots import plot_bits, plot_terms, plot_times
 
     K = rows[len({row.K for row in rows}) // 2].K
     plot_bits(rows, out / "bits-per-dim.png")

@@ -39,8 +39,8 @@ def command(
         _mixture(out, steps, points, json)
         return
     from optcov import bundle
+    from optcov.bundle.pictures import compare, draw_comparison
     from optcov.methods import DEFAULT_METHOD
-    from optcov.report.comparison import compare, draw_comparison
 
     loaded = bundle.load(MODEL)
     announce(f"{MODEL}: {len(METHODS_SHOWN)} methods from the same noise, then bits/dim of {images} test images")
@@ -87,8 +87,8 @@ def _scores(model: Bundle, count: int) -> list[tuple[str, ...]]:
 
 
 def _mixture(out: Path, steps: int, points: int, json: bool) -> None:
+    from optcov.experiments.report.mixture import draw_mixture, run_mixture
     from optcov.methods import METHODS
-    from optcov.report.mixture import draw_mixture, run_mixture
 
     announce(f"a mixture of Gaussians: {points} points by {len(METHODS)} methods in {steps} steps, as one picture")
     results = list(track(run_mixture(steps, points), len(METHODS) + 1, f"{steps} steps by every method", "methods"))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from optcov.bundle import Bundle, NumbersPerTime
     from optcov.data import ImageSet
-    from optcov.training import Batches, HeadTask
-    from optcov.training.score import SampleScore
+    from optcov.fitting import Batches, HeadTask
+    from optcov.fitting.score import SampleScore
 
 
 def command(
@@ -69,12 +69,12 @@ def command(
     from optcov import __version__
     from optcov.bundle.description import describe
     from optcov.bundle.sampler import suggested_method
+    from optcov.fitting import Batches, new_heads, time_grid
+    from optcov.fitting.fit_run import RECORD, FitRun, fit_identity
+    from optcov.fitting.loop import mixed_precision
+    from optcov.fitting.sources import open_predictor
     from optcov.processes import accelerator, this_process
     from optcov.storage import directory_lock
-    from optcov.training import Batches, new_heads, time_grid
-    from optcov.training.fit_run import RECORD, FitRun, fit_identity
-    from optcov.training.loop import mixed_precision
-    from optcov.training.sources import open_predictor
 
     # everything that can be refused is looked at before the long work
     bundle = open_predictor(source, schedule, half)
@@ -175,7 +175,7 @@ def _score(
     seed: int,
 ) -> SampleScore | None:
     """What judges heads by samples: those of the method that uses the first head."""
-    from optcov.training.score import SampleScore, ScoreSettings
+    from optcov.fitting.score import SampleScore, ScoreSettings
 
     if not samples or not tasks:
         return None
@@ -203,7 +203,7 @@ def _fit(
 ) -> NumbersPerTime:
     import torch
 
-    from optcov.training import fit_closed_form
+    from optcov.fitting import fit_closed_form
 
     with torch.no_grad(), watch_passes("heads") as note:
         samples, weighted = settings["samples"], settings["time_weighted"]
@@ -226,7 +226,7 @@ def _train(
     score: SampleScore | None,
 ) -> dict[str, Any]:
     """Train, and return every setting of the training."""
-    from optcov.training import TrainingConfig, train_heads
+    from optcov.fitting import TrainingConfig, train_heads
 
     config = TrainingConfig(
         steps=settings["steps"],
@@ -249,7 +249,7 @@ def _train(
 
 
 def _measure(bundle: Bundle, images: ImageSet, grid: Tensor, count: int, batch_size: int, seed: int, work: Path) -> Any:
-    from optcov.training import gather, interpolation_error, measure
+    from optcov.fitting import gather, interpolation_error, measure
 
     native = bundle.network.native_schedule
     records = measure(bundle.network, images, grid, count, batch_size, seed, work)
@@ -261,7 +261,7 @@ def _measure(bundle: Bundle, images: ImageSet, grid: Tensor, count: int, batch_s
 
 
 def _calibrate(bundle: Bundle, test: ImageSet, samples: int, seed: int) -> Bundle:
-    from optcov.training import calibrate
+    from optcov.fitting import calibrate
 
     record = {}
     for name in ("npr", "sn"):

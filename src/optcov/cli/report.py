@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from optcov.bundle import Bundle
     from optcov.data import ImageSet
-    from optcov.report.page import PageSection
+    from optcov.experiments.report.page import PageSection
 
 
 def command(
@@ -34,15 +34,15 @@ def command(
     """Put tables, plots, samples, variance maps, and variances against errors on one self-contained HTML page."""
     from optcov import bundle as bundles
     from optcov import storage
-    from optcov.report.page import write_page
-    from optcov.report.page_sections import (
+    from optcov.experiments.report.page import write_page
+    from optcov.experiments.report.page_sections import (
         bundle_sections,
         paper_figures,
         provenance_section,
         read_tables,
         table_sections,
     )
-    from optcov.report.size import QUICK, ReportSize
+    from optcov.experiments.report.size import QUICK, ReportSize
     from optcov.timing import machine
 
     if not tables and bundle is None:
@@ -79,7 +79,7 @@ def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSe
 
 def _images(data: str | None, model: Bundle) -> ImageSet | None:
     from optcov.bundle import BundleError
-    from optcov.tables import TableImages
+    from optcov.experiments.tables import TableImages
 
     try:
         return TableImages.load(data, model.name, model.image_shape[0]).test

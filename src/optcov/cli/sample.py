@@ -122,9 +122,9 @@ def _sample(
     sampler: Sampler, caption: str, out: Path, n: int, batch_size: int, file_format: str, state: PartialState
 ) -> dict[str, Any]:
     """Draw what is missing of the first n images, and say what was done."""
+    from optcov.bundle.pictures import draw_grid
     from optcov.data import to_8bit
     from optcov.data.sample_directory import SampleDirectory
-    from optcov.report.comparison import draw_grid
     from optcov.storage import directory_lock
 
     evaluations: list[float] = []
@@ -175,7 +175,7 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
 
 def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: int, seed: int) -> dict[str, Any]:
     """Draw the picture of methods against steps, and say what is in it."""
-    from optcov.report.comparison import compare, draw_comparison
+    from optcov.bundle.pictures import compare, draw_comparison
 
     columns = numbers(steps, "--compare-steps", "5,10,25")
     rows = [name.strip() for name in methods.split(";")]
@@ -189,8 +189,8 @@ def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: i
 
 
 def _variance_map(sampler: Sampler, path: Path, count: int) -> None:
+    from optcov.bundle.pictures import clean_deviation, draw_deviations
     from optcov.data import to_8bit
-    from optcov.report.comparison import clean_deviation, draw_deviations
     from optcov.sampling import Step
 
     assert sampler.process is not None

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from optcov.bundle import Bundle
+    from optcov.experiments.tables import Size, TableImages, TableResult, TableRun
     from optcov.metrics import Extractor
-    from optcov.tables import Size, TableImages, TableResult, TableRun
 
 NAMES = "fid, timesteps, bpd, cost, iddpm, repeats, normalised or peers"
 TAKEN_BY = {  # options that change nothing in other tables
@@ -65,10 +65,10 @@ def command(
     """Measure a table of the paper: ours beside the paper's, resumable, as Markdown, CSV, LaTeX and JSON."""
     from dataclasses import replace
 
+    from optcov.experiments.tables import TABLES, Evaluation, table_run, write_table
+    from optcov.experiments.tables.published import check_setting
+    from optcov.experiments.tables.runs import made_by
     from optcov.processes import this_process
-    from optcov.tables import TABLES, Evaluation, table_run, write_table
-    from optcov.tables.published import check_setting
-    from optcov.tables.runs import made_by
 
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; choose one of {', '.join(TABLES)}")
@@ -113,9 +113,9 @@ def _subject(
 ) -> tuple[Bundle, TableImages, Extractor | None]:
     """What is measured, on what images, by which features; those of clothes serve images of their shape."""
     from optcov import bundle as bundles
+    from optcov.experiments.tables import TableImages
+    from optcov.experiments.tables.runs import WITHOUT_SAMPLES
     from optcov.metrics import find_extractor
-    from optcov.tables import TableImages
-    from optcov.tables.runs import WITHOUT_SAMPLES
 
     model = bundles.load(bundle)
     model.network.to(device)
@@ -150,7 +150,7 @@ def _size(quick: bool, full: bool, **changes: int | None) -> Size:
     """One of the three sizes, with what was asked for in its place."""
     from dataclasses import replace
 
-    from optcov.tables import SIZES
+    from optcov.experiments.tables import SIZES
 
     if quick and full:
         raise ValueError("--quick and --full exclude each other; leave both out for the middle size")
@@ -163,7 +163,7 @@ def show(result: TableResult) -> None:
     """Print a finished table and what it says about the paper's claims."""
     from rich.text import Text
 
-    from optcov.tables.render import plain, section_title
+    from optcov.experiments.tables.render import plain, section_title
 
     for section in result.sections:
         rows = [

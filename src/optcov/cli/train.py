@@ -14,7 +14,7 @@ from optcov.cli.options import names, numbers
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from optcov.training.loop import StepRecord
+    from optcov.fitting.loop import StepRecord
 
 
 def command(
@@ -57,10 +57,10 @@ def command(
     """Train a noise predictor (stage 1)."""
     from optcov import data as image_data
     from optcov import storage
-    from optcov.training.batches import NoiseLevels
-    from optcov.training.config import TrainingConfig
-    from optcov.training.score import ScoreSettings
-    from optcov.training.stage1 import UNetShape, train_noise_predictor
+    from optcov.fitting.batches import NoiseLevels
+    from optcov.fitting.config import TrainingConfig
+    from optcov.fitting.score import ScoreSettings
+    from optcov.fitting.stage1 import UNetShape, train_noise_predictor
 
     config = TrainingConfig(
         steps=steps,

@@ -33,9 +33,9 @@ def command(
     """Choose the times of every length by dynamic programming over the costs of training images."""
     from optcov import bundle as bundles
     from optcov import storage
+    from optcov.likelihood.plots import plot_lengths
     from optcov.methods import find_method
     from optcov.processes import this_process
-    from optcov.report.likelihood_plots import plot_lengths
 
     row = find_method(method)
     if row.covariance is None or not row.eta:

@@ -24,7 +24,7 @@ class TimedHead(ConvolutionalHead):
     base: "scale" is m(level), the mean target of the level; "noise" is eps_hat^2 + m(level), for targets E[eps^2]. Both
     times a gain(level) that makes the mean of g that of the target. The estimate stays below `ceiling` times the
     base, exp(c): an exponential of linear features has far too heavy a tail else. Between its knots, everything that
-    depends on the level is linear in it. Fitted by `optcov.training.closed_form`.
+    depends on the level is linear in it. Fitted by `optcov.fitting.closed_form`.
     """
 
     kind = "timed"

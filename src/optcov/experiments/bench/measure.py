@@ -1,0 +1,96 @@
+"""What is measured: each benchmark is one or more pieces of our work against something plain, in turns.
+
+name               our work                                        against
+heads              a step with every head (convolution)            the bare forward pass
+heads_residual     a step with a residual head                     the bare forward pass
+sampler            optcov.sample with an NPR head                  diffusers' DDPMPipeline, same network
+sampler_ddim       the same by DDIM's forward process              diffusers' DDIMPipeline, same network
+stage2             an AdamW step for SN and NPR                    the bare forward pass
+closed_form        a pass of Fisher scoring for SN and NPR         the bare forward pass
+sweep              a sweep's work outside the network, at t = N    a loop over all s
+dynamic_program    optimal trajectories of all K <= 100            all N rows of the table
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from optcov.experiments.bench import work
+from optcov.experiments.bench.work import BenchSize, Contest
+from optcov.timing import interleaved, ratio
+
+BENCHMARKS: dict[str, Callable[[BenchSize], Contest]] = {
+    "heads": work.heads,
+    "heads_residual": work.heads_residual,
+    "sampler": work.sampler,
+    "sampler_ddim": work.sampler_ddim,
+    "stage2": work.stage2,
+    "closed_form": work.closed_form,
+    "sweep": work.sweep,
+    "dynamic_program": work.dynamic_program,
+}
+
+
+@final
+@dataclass(frozen=True)
+class BenchResult:
+    """One ratio."""
+
+    name: str
+    ours: str
+    theirs: str
+    ratio: float  # median over rounds
+    error: float  # standard error of the ratio
+    ours_seconds: float  # median
+    theirs_seconds: float
+    rounds: int
+    peak_megabytes: float | None  # largest resident size of a process that does our work alone
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def run_benchmarks(names: Sequence[str], size: BenchSize, memory: bool = True) -> Iterator[BenchResult]:
+    """Measure some benchmarks one after the other; memory: also in a process of its own for each."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        raise ValueError(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(BENCHMARKS)}")
+    return _results(names, size, memory)
+
+
+def _results(names: Sequence[str], size: BenchSize, memory: bool) -> Iterator[BenchResult]:
+    for name in names:
+        contest = BENCHMARKS[name](size)
+        found = interleaved({"ours": contest.ours, "theirs": contest.theirs}, size.rounds)
+        share, error = ratio(found["ours"], found["theirs"])
+        yield BenchResult(
+            name,
+            contest.ours_name,
+            contest.theirs_name,
+            share * contest.scale,
+            error * contest.scale,
+            found["ours"].median,
+            found["theirs"].median / contest.scale,
+            size.rounds,
+            peak_of(name, size) if memory else None,
+        )
+
+
+def peak_of(name: str, size: BenchSize) -> float:
+    """Peak memory in MB of a process that runs our side once: a peak of this process would be that of all before."""
+    numbers = f"{size.rounds}, {size.batch}, {size.image_size}, {size.channels!r}, {size.times}"
+    program = (
+        "from optcov.experiments.bench import BENCHMARKS, BenchSize\n"
+        "from optcov.timing import peak_memory\n"
+        f"BENCHMARKS[{name!r}](BenchSize({numbers})).ours()\n"
+        "print(peak_memory())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the process that measures the memory of {name} failed: {done.stderr[-500:]}")
+    return round(float(done.stdout.split()[-1]), 1)

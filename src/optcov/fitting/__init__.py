@@ -1,0 +1,39 @@
+"""Training: stage 1 (the noise predictor), stage 2 (its heads), the closed-form fit, and numbers per time."""
+
+from optcov.fitting.batches import Batch, Batches, Source
+from optcov.fitting.calibration import Calibration, calibrate
+from optcov.fitting.config import TrainingConfig, TrainingError
+from optcov.fitting.heads import new_heads
+from optcov.fitting.loop import StepRecord, Training
+from optcov.fitting.measure import TimeRecord, gather, interpolation_error, measure, time_grid
+from optcov.fitting.objectives import HeadObjective, JointObjective, NoiseObjective
+from optcov.fitting.stage1 import UNetShape, train_noise_predictor
+from optcov.fitting.stage2 import HeadFit, fit_closed_form, train_heads
+from optcov.fitting.targets import HeadTask
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Calibration",
+    "HeadFit",
+    "HeadObjective",
+    "HeadTask",
+    "JointObjective",
+    "NoiseObjective",
+    "Source",
+    "StepRecord",
+    "TimeRecord",
+    "Training",
+    "TrainingConfig",
+    "TrainingError",
+    "UNetShape",
+    "calibrate",
+    "fit_closed_form",
+    "gather",
+    "interpolation_error",
+    "measure",
+    "new_heads",
+    "time_grid",
+    "train_heads",
+    "train_noise_predictor",
+]

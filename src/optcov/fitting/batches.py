@@ -1,0 +1,178 @@
+"""Training batches (x_0, t, eps, condition) whose randomness depends on (seed, step) alone.
+
+Images go through seeded permutations, one per epoch; flips, times, noise and which labels are left out come from a
+generator seeded by the step.
+So a step has the same batch after a restart, and whatever came before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from optcov.fitting.config import TrainingError
+from optcov.schedule import Schedule
+
+MOST = 2**20  # images of a batch: beyond, a slip of the finger would fill the memory
+
+
+class Source(Protocol):
+    """Where clean data comes from; `optcov.data.ImageSet` is one."""
+
+    def __len__(self) -> int: ...
+
+    def unit(self, index: Tensor) -> Tensor:
+        """Data points at the index, float32 (m, *D), scaled as the network sees them."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """What a step of training draws."""
+
+    x_0: Tensor  # (B, *D)
+    times: Tensor  # (B,), times of the schedule
+    noise: Tensor  # (B, *D)
+    condition: Mapping[str, Tensor] = field(default_factory=dict)  # what the network is told besides, each (B, ...)
+
+    def part(self, index: int, parts: int) -> Batch:
+        """One of several equal parts, for one of several processes."""
+        x_0, times, noise = (tensor.tensor_split(parts)[index] for tensor in (self.x_0, self.times, self.noise))
+        condition = {name: tensor.tensor_split(parts)[index] for name, tensor in self.condition.items()}
+        return Batch(x_0, times, noise, condition)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; times stay on the CPU, where schedules are computed."""
+        condition = {name: tensor.to(device) for name, tensor in self.condition.items()}
+        return Batch(self.x_0.to(device), self.times, self.noise.to(device), condition)
+
+
+@final
+@dataclass(frozen=True)
+class NoiseLevels:
+    """Times whose log of noise over signal is normal (EDM, Karras et al. 2022), instead of uniform times.
+
+    The defaults are wider than EDM's -1.2 and 1.2, because a likelihood asks of all levels.
+    """
+
+    mean: float = -0.8
+    std: float = 1.6
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
+            raise TrainingError(f"noise levels need a finite mean and a positive std, got {self.mean} and {self.std}")
+
+    def times(self, schedule: Schedule, uniform: Tensor) -> Tensor:
+        """Times at these quantiles, (B,); levels beyond the schedule's own become its first or last."""
+        log_snr = -2 * (self.mean + self.std * torch.special.ndtri(uniform))
+        ends = float(schedule.log_snr(schedule.final_time)), float(schedule.log_snr(schedule.first_time))
+        times = schedule.time_at(log_snr.clamp(*ends))
+        return times if schedule.steps is None else times.round().long().clamp(1, schedule.steps)
+
+
+@final
+@dataclass(frozen=True)
+class Labels:
+    """How labels condition a network: a share of them becomes the empty class, so that guidance works later."""
+
+    classes: int
+    empty_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.classes < 1 or not 0 <= self.empty_share <= 1:
+            raise TrainingError(
+                f"labels need at least one class and a share of empty ones in [0, 1], got {self.classes} classes and "
+                f"{self.empty_share}"
+            )
+
+    def condition(self, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """The condition of a batch by its labels (B,); the class number `classes` is the empty one."""
+        empty = torch.rand(len(labels), generator=generator) < self.empty_share
+        return {"class_labels": labels.masked_fill(empty, self.classes)}
+
+
+@final
+@dataclass(frozen=True)
+class Batches:
+    """Batches by step number 1, 2, ...
+
+    Times are uniform on [1e-5, 1], or on 1..N of a discrete schedule; those of one batch are stratified (one in each
+    of B equal parts), which leaves the expected loss as it is and lowers its variance.
+    """
+
+    source: Source
+    schedule: Schedule
+    batch_size: int
+    seed: int = 0
+    flip: bool = False  # mirror each image with probability 1/2
+    levels: NoiseLevels | None = None  # instead of uniform times
+    labels: Labels | None = None  # the source's labels become the condition
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= MOST:
+            raise TrainingError(f"batch_size = {self.batch_size} must be at least 1 and at most {MOST}")
+        if len(self.source) < 1:
+            raise TrainingError("there is no data to train on")
+        if self.labels is not None:
+            self._check_labels(self.labels.classes)
+
+    def __call__(self, step: int) -> Batch:
+        """The batch of a step."""
+        generator = step_generator(self.seed, "step", step)
+        index = self._indices(step)
+        x_0 = self.source.unit(index)
+        if self.flip:
+            mirrored = torch.rand(len(x_0), generator=generator) < 0.5
+            x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(-1), x_0)
+        times = draw_times(self.schedule, len(x_0), generator, self.levels)
+        noise = torch.randn(x_0.shape, generator=generator)
+        if self.labels is None:
+            return Batch(x_0, times, noise)
+        return Batch(x_0, times, noise, self.labels.condition(self._known_labels()[index], generator))
+
+    def _known_labels(self) -> Tensor:
+        known = getattr(self.source, "labels", None)
+        if not isinstance(known, Tensor):
+            raise TrainingError("the images have no labels to train on; leave --labels out, or give labelled images")
+        return known
+
+    def _check_labels(self, classes: int) -> None:
+        low, high = (int(end) for end in torch.aminmax(self._known_labels()))
+        if not 0 <= low <= high < classes:
+            raise TrainingError(f"labels run from {low} to {high}, but {classes} classes are 0 to {classes - 1}")
+
+    def _indices(self, step: int) -> Tensor:
+        """Positions (step - 1) B .. step B - 1 in the endless chain of the epochs' permutations."""
+        first, count = (step - 1) * self.batch_size, len(self.source)
+        pieces, position = [], first
+        while position < first + self.batch_size:
+            epoch, offset = divmod(position, count)
+            order = torch.randperm(count, generator=step_generator(self.seed, "epoch", epoch))
+            piece = order[offset : offset + first + self.batch_size - position]
+            pieces.append(piece)
+            position += len(piece)
+        return torch.cat(pieces)
+
+
+def draw_times(schedule: Schedule, count: int, generator: torch.Generator, levels: NoiseLevels | None = None) -> Tensor:
+    """Stratified times in random order, (count,): uniform over the training times, or by their noise levels."""
+    strata = torch.randperm(count, generator=generator).double()
+    uniform = (strata + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+    if levels is not None:
+        return levels.times(schedule, uniform)
+    if schedule.steps is None:
+        return schedule.first_time + (schedule.final_time - schedule.first_time) * uniform
+    return 1 + (uniform * schedule.steps).long().clamp(max=schedule.steps - 1)
+
+
+def step_generator(seed: int, purpose: str, number: int) -> torch.Generator:
+    """A generator of its own for each (seed, purpose, number)."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") - 2**63)

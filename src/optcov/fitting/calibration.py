@@ -1,0 +1,96 @@
+"""Calibration of a head: is the squared residual, or noise, that it predicts the one that is measured?
+
+In noise units, by part of the times, before anything is clamped. What a report shows is another quantity: the variance
+of x_0 that steps are made of against the squared error of its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from optcov.covariances import of_head
+from optcov.fitting.batches import Batches, Source
+from optcov.fitting.config import TrainingError
+from optcov.fitting.objectives import observe
+from optcov.fitting.targets import head_task
+from optcov.forward import ForwardProcess
+from optcov.networks import HeadedNetwork
+
+
+@final
+@dataclass(frozen=True)
+class Calibration:
+    """Means over images, noise and pixels in each part of the times."""
+
+    edges: Tensor  # times between the parts, (parts + 1,)
+    predicted: Tensor  # mean of the head, (parts,)
+    measured: Tensor  # mean of its target, (parts,)
+    error: Tensor  # standard error of predicted / measured, (parts,)
+
+    @property
+    def ratio(self) -> Tensor:
+        """predicted / measured, (parts,); 1 is calibrated."""
+        return self.predicted / self.measured
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        names = ("edges", "predicted", "measured", "ratio", "error")
+        return {name: [float(f"{value:.6g}") for value in getattr(self, name).tolist()] for name in names}
+
+
+@torch.no_grad()
+def calibrate(
+    network: HeadedNetwork,
+    source: Source,
+    head: str = "npr",
+    samples: int = 2048,
+    parts: int = 10,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Compare a head's predictions with its targets on held-out data, at times drawn as in training.
+
+    progress: called with the batches done and the batches to do, after each.
+    """
+    if head not in network.heads or not of_head(head).has_posterior:
+        raise TrainingError(f"calibration is defined for heads of the network that estimate a moment, not {head!r}")
+    task = head_task(head, network.heads[head])  # type: ignore[arg-type]
+    network.eval()
+    process = ForwardProcess(network.schedule)
+    batches = Batches(source, network.schedule, batch_size, seed)
+    device = next(network.parameters()).device
+    times, predicted, measured = [], [], []
+    count = max(1, round(samples / batch_size))
+    for number in range(1, count + 1):
+        batch = batches(number).to(device)
+        example, output = observe(network, process, batch)
+        prediction = network.predict_from(output, example.prediction.x_t, batch.times)
+        times.append(batch.times.double())
+        predicted.append(prediction.heads[head].flatten(1).mean(1, dtype=torch.float64).cpu())
+        measured.append(task.regression(example).target.flatten(1).mean(1, dtype=torch.float64).cpu())
+        if progress is not None:
+            progress(number, count)
+    return _pool(torch.cat(times), torch.cat(predicted), torch.cat(measured), network.schedule.final_time, parts)
+
+
+def _pool(times: Tensor, predicted: Tensor, measured: Tensor, final_time: float, parts: int) -> Calibration:
+    edges = torch.linspace(0, final_time, parts + 1, dtype=torch.float64)
+    part_of = (times / final_time * parts).ceil().long().clamp(1, parts) - 1
+    columns = []
+    for part in range(parts):
+        p, m = predicted[part_of == part], measured[part_of == part]
+        if len(p) < 2:
+            raise TrainingError(
+                f"no more than {len(p)} samples fell into part {part + 1} of the times; use more samples"
+            )
+        ratio = p.mean() / m.mean()
+        error = (p - ratio * m).std() / len(p) ** 0.5 / m.mean()  # of a ratio of means, to first order
+        columns.append(torch.stack([p.mean(), m.mean(), error]))
+    means = torch.stack(columns)
+    return Calibration(edges, means[:, 0], means[:, 1], means[:, 2])

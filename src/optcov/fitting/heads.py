@@ -1,0 +1,86 @@
+"""New heads for a network, with what they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from optcov.covariances import Covariance, of_head
+from optcov.fitting.config import TrainingError
+from optcov.fitting.targets import HeadTask, head_task
+from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
+
+
+def new_heads(
+    network: HeadedNetwork,
+    example: Tensor,
+    names: Sequence[str],
+    kind: str | None = None,
+    loss: str = "gamma",
+    seed: int = 0,
+) -> dict[str, HeadTask]:
+    """Fresh heads by name ("sn", "npr", "range") that fit the network's features.
+
+    example: data (1, *D) of the shape to come. kind: "timed" | "conv" | "residual" | "dense"; by default timed for
+    images with loss "gamma", conv for images with loss "mse", dense for vectors. loss: "gamma" gives exponential
+    outputs, "mse" the paper's linear ones; the learned range is a linear convolution head unless the others are
+    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one.
+    """
+    if not names:
+        raise TrainingError("there is no head to fit; choose some, such as sn and npr")
+    kinds = {name: of_head(name) for name in names}  # refuses unknown ones
+    with torch.no_grad():
+        output = network.features(example, network.schedule.final_time)
+    if (kind == "dense") != (example.ndim == 2) and kind is not None:
+        raise TrainingError(
+            f"heads of kind {kind!r} do not read features of shape {tuple(output.features.shape)}; "
+            f"choose dense for vectors and timed, conv or residual for images"
+        )
+    kind = kind or ("dense" if example.ndim == 2 else "timed" if loss == "gamma" else "conv")
+    tasks = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name in names:
+            head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
+            tasks[name] = head_task(name, head.to(example.device))
+    return tasks
+
+
+def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str, str]:
+    """Kind, output transform and base of a head."""
+    if kind == "timed":
+        if loss != "gamma":
+            raise TrainingError('timed heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
+        return ("timed", "exp", covariance.base) if covariance.has_posterior else ("conv", "linear", "")
+    return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear", ""
+
+
+def _new_head(
+    network: HeadedNetwork, output: BackboneOutput, channels: int, kind: str, transform: str, base: str
+) -> Head:
+    features = output.features.shape[1]
+    if kind == "dense":
+        return DenseHead(features, channels, (128, 128), transform)
+    tapped = network.backbone.module.get_submodule(network.backbone.tap)
+    norm = tapped if isinstance(tapped, nn.GroupNorm) and tapped.num_channels == features else None
+    groups, eps = (norm.num_groups, norm.eps) if norm is not None else (_largest_groups(features), 1e-5)
+    if kind == "timed":
+        head: ConvHead | TimedHead | ResidualHead = TimedHead(features, channels, groups, eps, base)
+    elif kind == "conv":
+        head = ConvHead(features, channels, groups, eps, transform)
+    elif kind == "residual":
+        if output.time_embedding is None:
+            raise TrainingError("residual heads need the backbone's time embedding; name its module in the Backbone")
+        head = ResidualHead(features, channels, output.time_embedding.shape[1], groups, eps, transform)
+    else:
+        raise TrainingError(f"unknown kind of head {kind!r}; choose timed, conv, residual or dense")
+    if norm is not None and norm.affine:
+        first = head.norm1 if isinstance(head, ResidualHead) else head.norm
+        first.load_state_dict(norm.state_dict())
+    return head
+
+
+def _largest_groups(features: int) -> int:
+    return max(groups for groups in range(1, 33) if features % groups == 0)

@@ -1,0 +1,195 @@
+"""Numbers per time: Gamma_t = E mean(eps_hat^2) of Analytic-DPM (Eq. 8) and E mean((eps - eps_hat)^2), with errors.
+
+The same images with the same noise serve every time, so that neighbouring numbers differ by what time does to them and
+not by luck. Between the times of a sub-grid they are interpolated in the log-SNR; `interpolation_error` says how well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+
+from optcov import processes
+from optcov.bundle import NumbersPerTime
+from optcov.fitting.batches import Source, step_generator
+from optcov.fitting.config import TrainingError
+from optcov.fitting.journal import Journal
+from optcov.forward import ForwardProcess
+from optcov.identity import images_identity
+from optcov.networks import HeadedNetwork
+from optcov.noise import batch_noise
+from optcov.schedule import Schedule
+
+
+@final
+@dataclass(frozen=True)
+class TimeRecord:
+    """What was measured at one time."""
+
+    time: float
+    images: int
+    mean_square_noise: float
+    mean_square_noise_error: float
+    mean_square_residual: float
+    mean_square_residual_error: float
+
+
+def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
+    """Times to measure at, ascending: all of a discrete schedule, or about `count`, evenly spaced in the log-SNR."""
+    if count is None:
+        if schedule.steps is None:
+            raise TrainingError("a continuous schedule has no 'every time'; say how many to measure at")
+        return torch.arange(1, schedule.steps + 1)
+    if count < 2:
+        raise TrainingError(f"{count} times are too few to interpolate between; use 2 or more")
+    first = schedule.first_time
+    ends = schedule.log_snr(torch.tensor([first, schedule.final_time], dtype=torch.float64))
+    levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)
+    if schedule.steps is None:
+        times = schedule.time_at(levels)
+        times[0], times[-1] = first, schedule.final_time
+        return times
+    known = -schedule.log_snr(torch.arange(1, schedule.steps + 1)).numpy()
+    nearest = np.interp(-levels.numpy(), known, np.arange(1, schedule.steps + 1)).round()
+    return torch.as_tensor(np.unique(nearest)).long()
+
+
+def measure(
+    network: HeadedNetwork,
+    source: Source,
+    times: Sequence[float] | Tensor,
+    images: int = 1024,
+    batch_size: int = 128,
+    seed: int = 0,
+    directory: Path | None = None,
+) -> Iterator[TimeRecord]:
+    """Measure at each of the times of the network's own schedule; yields a record as each is done.
+
+    directory: keeps the records, so that a run that was stopped goes on where it was.
+    """
+    chosen = chosen_images(source, images, seed)
+    grid = network.native_schedule.check_times(torch.as_tensor(times))
+    accelerator = processes.accelerator()
+    journal: Journal | None = None
+    if directory is not None and accelerator.is_main_process:
+        journal = Journal(Path(directory) / "numbers.jsonl", _identity(network, source, chosen, seed))
+    found = broadcast_object_list([journal.read() if journal else []])[0]
+    try:
+        done = {record["time"]: TimeRecord(**record) for record in found}
+    except (KeyError, TypeError) as error:
+        raise TrainingError(f"numbers.jsonl in {directory} holds no numbers per time: {error}; remove it") from error
+    network = network.to(accelerator.device).eval()
+    for t in grid.tolist():
+        if t not in done:
+            done[t] = _measure_at(network, source, chosen, t, batch_size, seed, accelerator)
+            if journal:
+                journal.append(asdict(done[t]))
+        yield done[t]
+
+
+def _identity(network: HeadedNetwork, source: Source, chosen: Tensor, seed: int) -> dict[str, object]:
+    """What numbers belong to, so that those of another network or other images are not taken for them."""
+    return {
+        **network.identity(heads=()),
+        "data": images_identity(source),
+        "images per time": len(chosen),
+        "seed": seed,
+    }
+
+
+@torch.no_grad()
+def _measure_at(
+    network: HeadedNetwork,
+    source: Source,
+    chosen: Tensor,
+    t: float,
+    batch_size: int,
+    seed: int,
+    accelerator: Accelerator,
+) -> TimeRecord:
+    process = ForwardProcess(network.schedule)
+    sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
+    mine = chosen.tensor_split(accelerator.num_processes)[accelerator.process_index]
+    for index in mine.split(batch_size):
+        x_0 = source.unit(index).to(accelerator.device)
+        noise = batch_noise(seed, index.tolist(), 0, x_0.shape[1:]).to(x_0)
+        x_t = process.diffuse(x_0, t, noise)
+        predicted = network.prediction_from(network.features(x_t, t), x_t, t).noise
+        per_image = torch.stack([_mean_square(predicted), _mean_square(noise - predicted)])
+        sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
+    total = accelerator.reduce(sums, "sum").cpu() / len(chosen)
+    mean, spread = total[:2], (total[2:] - total[:2].square()).clamp(min=0.0)
+    if not bool(total.isfinite().all()):
+        raise TrainingError(f"the network returned NaN or infinity at time {t}; check its weights and its precision")
+    error = (spread / max(1, len(chosen) - 1)).sqrt()
+    return TimeRecord(t, len(chosen), float(mean[0]), float(error[0]), float(mean[1]), float(error[1]))
+
+
+def chosen_images(source: Source, count: int, seed: int) -> Tensor:
+    """Positions of some images, by a seeded permutation, so that more images include fewer."""
+    if count < 2:
+        raise TrainingError(f"{count} images are too few for a standard error; use 2 or more")
+    return torch.randperm(len(source), generator=step_generator(seed, "measure", 0))[:count]
+
+
+def gather(records: Iterable[TimeRecord]) -> NumbersPerTime:
+    """Records to what a bundle stores."""
+    ordered = sorted(records, key=lambda record: record.time)
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([getattr(record, name) for record in ordered], dtype=torch.float64)
+
+    return NumbersPerTime(
+        times=column("time"),
+        mean_square_noise=column("mean_square_noise"),
+        mean_square_residual=column("mean_square_residual"),
+        mean_square_noise_error=column("mean_square_noise_error"),
+        mean_square_residual_error=column("mean_square_residual_error"),
+    )
+
+
+def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) -> float:
+    """Largest error of interpolating the numbers of a name between its times, absolute, estimated.
+
+    Every second time is left out and interpolated from its neighbours. The error of linear interpolation goes with
+    the square of the spacing, so that a quarter of what is seen there remains for the whole grid.
+    """
+    if len(numbers.times) < 3:
+        raise TrainingError(f"{len(numbers.times)} times are too few to judge an interpolation; measure at 3 or more")
+    levels = -schedule.log_snr(numbers.times).numpy()
+    values = numbers.tensors()[name].numpy()
+    guess = np.interp(levels[1:-1:2], levels[0::2], values[0::2])
+    return float(np.abs(guess - values[1:-1:2]).max() / 4)
+
+
+def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) -> NumbersPerTime:
+    """Numbers per time from single samples at random times, pooled in bins of the log-SNR.
+
+    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them.
+    """
+    level = -schedule.log_snr(samples["time"])
+    low, high = float(level.min()), float(level.max())
+    bin_of = ((level - low) / max(high - low, 1e-12) * bins).long().clamp(max=bins - 1)
+    columns: dict[str, list[float]] = {name: [] for name in NumbersPerTime.__dataclass_fields__}
+    for number in sorted(set(bin_of.tolist())):
+        inside = bin_of == number
+        count = int(inside.sum())
+        time = float(samples["time"][inside].double().mean())
+        columns["times"].append(round(time) if schedule.steps else time)  # within the bin either way
+        for name in ("mean_square_noise", "mean_square_residual"):
+            values = samples[name][inside].double()
+            columns[name].append(float(values.mean()))
+            columns[f"{name}_error"].append(float(values.std() / count**0.5) if count > 1 else float(values.mean()))
+    return NumbersPerTime(**{name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()})
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.double().square().flatten(1).mean(1)

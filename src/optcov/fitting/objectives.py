@@ -1,0 +1,143 @@
+"""Objectives: modules that turn a batch into a loss per sample, (B,), averaged over pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from optcov.covariances import Example, Regression
+from optcov.fitting.batches import Batch
+from optcov.fitting.config import TrainingError
+from optcov.fitting.losses import gamma_deviance, noise_loss, squared_error
+from optcov.fitting.targets import HeadTask
+from optcov.forward import ForwardProcess
+from optcov.networks import BackboneOutput, HeadedNetwork
+from optcov.prediction import output_of
+
+LOSSES = ("gamma", "mse")
+
+
+@final
+class NoiseObjective(nn.Module):
+    """Stage 1: the squared error of what the network predicts: the noise (Eq. 7), the clean image or the velocity."""
+
+    def __init__(self, network: HeadedNetwork):
+        super().__init__()
+        self.network = network
+        self.process = ForwardProcess(network.schedule)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Loss per sample."""
+        x_t = self.process.diffuse(batch.x_0, batch.times, batch.noise)
+        output = self.network.features(x_t, batch.times, **batch.condition).output
+        levels = self.network.schedule.levels(batch.times)
+        target = output_of(self.network.parameterisation, batch.x_0, batch.noise, *levels)
+        return squared_error(target, output) / batch.noise[0].numel()
+
+
+@final
+class HeadObjective(nn.Module):
+    """Stage 2: heads on a frozen backbone, all from one forward pass without gradient (Algorithms 1 and 2).
+
+    The backbone is in eval mode whatever the mode of the objective; dropout=True is the paper's way, which leaves it
+    in train mode and so adds the noise of dropout to the residuals.
+    """
+
+    def __init__(
+        self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str = "gamma", dropout: bool = False
+    ):
+        super().__init__()
+        _check_loss(loss, tasks)
+        network.requires_grad_(False)  # also heads that it has already, which are not trained
+        for task in tasks.values():
+            task.module.requires_grad_(True)
+        self.network, self.loss, self.dropout = network, loss, dropout
+        self.tasks = dict(tasks)
+        self.modules_by_name = nn.ModuleDict({name: task.module for name, task in tasks.items()})
+        self.process = ForwardProcess(network.schedule)
+        self.train()
+
+    def train(self, mode: bool = True) -> HeadObjective:
+        """Switch the heads; the backbone stays in eval mode unless dropout is asked for."""
+        super().train(mode)
+        self.network.backbone.train(mode and self.dropout)
+        return self
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Sum of the heads' losses per sample."""
+        with torch.no_grad():
+            example, output = observe(self.network, self.process, batch)
+        # torch crashes in the gradient of a group normalisation of channels-last inputs that need none themselves
+        output = replace(output, features=output.features.contiguous())
+        return head_losses(self.tasks, example, output, self.loss)
+
+
+@final
+class JointObjective(nn.Module):
+    """Mean and heads from scratch together: the noise loss, plus a weight times the heads' losses.
+
+    Gradients of the heads reach the backbone's features, but not the eps_hat inside their targets.
+    """
+
+    def __init__(
+        self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str = "gamma", head_weight: float = 0.01
+    ):
+        super().__init__()
+        _check_loss(loss, tasks)
+        self.network, self.loss, self.head_weight = network, loss, head_weight
+        self.tasks = dict(tasks)
+        self.modules_by_name = nn.ModuleDict({name: task.module for name, task in tasks.items()})
+        self.process = ForwardProcess(network.schedule)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Loss per sample."""
+        example, output = observe(self.network, self.process, batch)
+        noise = self.network.prediction_from(output, example.prediction.x_t, batch.times).noise
+        mean_loss = noise_loss(batch.noise, noise) / batch.noise[0].numel()
+        return mean_loss + self.head_weight * head_losses(self.tasks, example, output, self.loss)
+
+
+def observe(network: HeadedNetwork, process: ForwardProcess, batch: Batch) -> tuple[Example, BackboneOutput]:
+    """One forward pass of the backbone: what the targets may look at, without gradient, and what the heads read."""
+    x_t = process.diffuse(batch.x_0, batch.times, batch.noise)
+    output = network.features(x_t, batch.times, **batch.condition)
+    prediction = network.prediction_from(output, x_t, batch.times).detach()
+    return Example(prediction, batch.x_0, batch.noise, batch.times, process), output
+
+
+def head_losses(tasks: Mapping[str, HeadTask], example: Example, output: BackboneOutput, loss: str) -> Tensor:
+    """Sum of the heads' losses per sample, averaged over pixels."""
+    x_t = example.prediction.x_t
+    total = torch.zeros(len(x_t), device=x_t.device)
+    for task in tasks.values():
+        with torch.no_grad():
+            regression = task.regression(example)
+        total = total + _head_loss(task, regression, example, output, loss)
+    return total / x_t[0].numel()
+
+
+def _head_loss(task: HeadTask, regression: Regression, example: Example, output: BackboneOutput, loss: str) -> Tensor:
+    head, log_snr = task.module, example.log_snr
+    raw = head.mix(head.last(head.inputs(output.features, output.time_embedding)), log_snr)
+    weight = regression.weight.to(raw.device, raw.dtype)
+    one_loss = not task.covariance.has_posterior  # the learned range has one loss only, the variational one
+    if one_loss or head.transform == "exp":
+        log_g = regression.log_estimate(head.log_base(log_snr, example.prediction.noise) + head.squash(raw))
+        if loss == "gamma" or one_loss:
+            return weight * gamma_deviance(regression.target, log_g)
+        return weight * squared_error(regression.target, log_g.exp())
+    return weight * squared_error(regression.target, raw)
+
+
+def _check_loss(loss: str, tasks: Mapping[str, HeadTask]) -> None:
+    if loss not in LOSSES:
+        raise TrainingError(f"unknown loss {loss!r} of the heads; choose one of {', '.join(LOSSES)}")
+    for name, task in tasks.items():
+        positive = task.covariance.has_posterior and loss == "gamma"
+        needed = "exp" if positive else "linear"
+        if task.module.transform != needed and (positive or not task.covariance.has_posterior):
+            raise TrainingError(f"the head {name!r} with loss {loss!r} needs the output transform {needed!r}")

@@ -1,0 +1,85 @@
+"""The noise predictor that heads are fitted on, from wherever it lies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optcov.bundle import Bundle, load
+from optcov.bundle.imported import bundle_of
+from optcov.bundle.weights import load_head, load_unet, read_json
+from optcov.checkpoints import ImportedModel, import_model
+from optcov.checkpoints.diffusers_models import is_bundle, is_diffusers
+from optcov.fitting.config import TrainingError
+from optcov.fitting.stage1 import make_schedule
+from optcov.networks import Backbone, HeadedNetwork, TimeArgument
+
+# files by which a directory tells its schedule
+TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/scheduler_config.json")
+
+
+def open_predictor(source: Path, schedule: str | None = None, half: bool = False) -> Bundle:
+    """Open a run of `optcov train`, a bundle, a diffusers pipeline or a unet alone, as a bundle.
+
+    schedule: that of a unet alone, by default diffusers' linear one; a run, a bundle and a pipeline know theirs. half:
+    round the weights of all but a bundle to float16, so that the new bundle stores them in half the space; heads must
+    be fitted on the rounded weights.
+    """
+    source = Path(source)
+    if not source.exists():
+        raise TrainingError(
+            f"no such file or directory: {source} (of the hub: optcov import NAME --out DIR, then fit DIR)"
+        )
+    if source.is_file():
+        raise TrainingError(
+            f"{source} is a file; turn it into a bundle by optcov import {source} --out DIR, then fit DIR"
+        )
+    if schedule is not None and (is_bundle(source) or any((source / name).is_file() for name in TELLING)):
+        raise TrainingError(f"{source} knows its schedule; leave --schedule out")
+    if (source / "run.json").is_file():
+        return _from_run(source, half)
+    if is_bundle(source):
+        return load(source)
+    if is_diffusers(source):
+        return _imported(import_model(source), schedule, half)
+    raise TrainingError(
+        f"{source} is neither a run of optcov train, nor a bundle, nor a pipeline or unet of diffusers: it has no "
+        f"run.json, config.json or model_index.json"
+    )
+
+
+def _imported(model: ImportedModel, schedule: str | None, half: bool) -> Bundle:
+    """schedule: of a unet that does not tell its own; at discrete times it counts from 0 as in diffusers."""
+    if schedule is not None:
+        times = make_schedule(schedule)
+        argument = model.time_argument if times.steps else TimeArgument.continuous()
+        model = replace(model, schedule=times, time_argument=argument)
+    bundle = bundle_of(model)
+    return bundle.rounded() if half else bundle
+
+
+def _from_run(source: Path, half: bool) -> Bundle:
+    run = read_json(source / "run.json")
+    if not (source / "unet").is_dir():
+        raise TrainingError(f"the training in {source} is not finished; run optcov train again to go on with it")
+    if not isinstance(run, dict) or not isinstance(run.get("schedule"), str):
+        raise TrainingError(f"{source / 'run.json'} does not name the schedule of the training")
+    names = [str(name) for name in run.get("joint_heads", [])]
+    # heads belong to the weights that they were trained with, so these are not rounded
+    bundle = _as_bundle(load_unet(source / "unet"), run, source.name, half and not names)
+    heads = {name: load_head(source / "heads" / f"{name}.safetensors", bundle.backbone) for name in names}
+    return bundle.with_heads(heads, bundle.backbone)
+
+
+def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> Bundle:
+    config: Any = unet.config
+    size = config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    network = HeadedNetwork(
+        Backbone.unet(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
+    ).eval()
+    bundle = Bundle(network, (config.in_channels, height, width), name=name, provenance={"stage1": run})
+    return bundle.rounded() if half else bundle

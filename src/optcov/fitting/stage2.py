@@ -1,0 +1,249 @@
+"""Stage 2: heads on a frozen backbone (Algorithms 1 and 2), in closed form or by gradient descent.
+
+`fit_closed_form` fits the last layer of each head by streaming sums, with the numbers per time gathered on the way;
+`train_heads` trains whole heads by AdamW. Both take every head from the same forward pass of the backbone, which runs
+in eval mode and without gradient.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optcov import processes
+from optcov.bundle import NumbersPerTime
+from optcov.fitting.batches import Batches
+from optcov.fitting.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_least_squares, log_estimate
+from optcov.fitting.config import TrainingConfig, TrainingError
+from optcov.fitting.loop import Score, StepRecord, Training
+from optcov.fitting.measure import binned
+from optcov.fitting.objectives import LOSSES, HeadObjective, observe
+from optcov.fitting.targets import HeadTask
+from optcov.forward import ForwardProcess
+from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
+
+Progress = Callable[[int, int], None]  # batches done in this pass over the data, and batches of a pass
+CACHE_BYTES = 2**31
+
+
+@final
+@dataclass(frozen=True)
+class HeadFit:
+    """Heads that were fitted in closed form."""
+
+    heads: Mapping[str, Head]
+    reports: Mapping[str, FitReport]
+    numbers: NumbersPerTime  # from the samples that the heads were fitted on, pooled in bins of the log-SNR
+
+
+@final
+class FeatureStream:
+    """What heads see of a frozen backbone, batch after batch: the same at every pass.
+
+    The first pass runs the backbone; what fits into cache_bytes is kept for the later passes. Heads of one stream
+    share the inputs of their last layers, so their normalisations must be equal.
+    """
+
+    def __init__(
+        self,
+        network: HeadedNetwork,
+        tasks: Mapping[str, HeadTask],
+        batches: Batches,
+        count: int,
+        cache_bytes: int = CACHE_BYTES,
+        progress: Progress | None = None,
+    ):
+        self.network, self.tasks, self.batches, self.count = network.eval(), tasks, batches, count
+        self.cache_bytes, self.progress = cache_bytes, progress
+        self.accelerator = processes.accelerator()
+        if batches.batch_size % self.accelerator.num_processes:
+            raise TrainingError(
+                f"a batch of {batches.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
+            )
+        self.samples: dict[str, list[Tensor]] = {
+            "time": [], "mean_square_noise": [], "mean_square_residual": []
+        }  # fmt: skip
+        self._process = ForwardProcess(network.schedule)
+        self._cache: dict[int, Rows] = {}
+        _check_shared_inputs(tasks)
+
+    def __call__(self) -> Iterator[Rows]:
+        """One pass."""
+        for number in range(1, self.count + 1):
+            yield self._cache[number] if number in self._cache else self._rows(number)
+            if self.progress is not None:
+                self.progress(number, self.count)
+
+    @torch.no_grad()
+    def _rows(self, number: int) -> Rows:
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        batch = self.batches(number).part(rank, processes).to(self.accelerator.device)
+        example, output = observe(self.network, self._process, batch)
+        head = next(iter(self.tasks.values())).module
+        inputs = head.inputs(output.features, output.time_embedding)
+        regressions = {name: task.regression(example) for name, task in self.tasks.items()}
+        predicted = example.prediction.noise
+        rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
+        if len(self.samples["time"]) < self.count:
+            self.samples["time"].append(batch.times)
+            self.samples["mean_square_noise"].append(_mean_square(predicted))
+            self.samples["mean_square_residual"].append(_mean_square(batch.noise - predicted))
+        size = inputs.nbytes + sum(regression.target.nbytes for regression in rows.regressions.values())
+        if size * (len(self._cache) + 1) <= self.cache_bytes:
+            self._cache[number] = rows
+        return rows
+
+    def residual_at(self, log_snr: Tensor) -> Tensor:
+        """Mean square residual at noise levels (n,), float64, interpolated in its logarithm."""
+        numbers = self.numbers()
+        assert numbers.mean_square_residual is not None
+        levels = -self.network.schedule.log_snr(numbers.times).numpy()
+        logs = numbers.mean_square_residual.clamp(min=1e-12).log().numpy()
+        return torch.as_tensor(np.interp(-log_snr.cpu().numpy(), levels, logs)).exp()
+
+    def numbers(self) -> NumbersPerTime:
+        """Numbers per time from the samples of a pass, over all processes; runs one if there was none yet."""
+        if len(self.samples["time"]) < self.count:
+            deque(self(), maxlen=0)
+        own = {name: torch.cat(parts).to(self.accelerator.device) for name, parts in self.samples.items()}
+        pooled = {name: self.accelerator.gather(values).cpu() for name, values in own.items()}
+        return binned(pooled, self.network.schedule)
+
+
+def fit_closed_form(
+    network: HeadedNetwork,
+    tasks: Mapping[str, HeadTask],
+    batches: Batches,
+    images: int = 4096,
+    loss: str = "gamma",
+    time_weighted: bool = False,
+    progress: Progress | None = None,
+) -> HeadFit:
+    """Fit the last layer of each head on about so many images.
+
+    loss: "gamma" is Gamma regression with a log link by Fisher scoring; "mse" the paper's mean squared error by its
+    normal equations, with time_weighted every time's error divided by the square of its mean target. The learned
+    range has a loss of its own, and is fitted by Fisher scoring always.
+    """
+    if loss not in LOSSES:
+        raise TrainingError(f"unknown loss {loss!r} of the heads; choose one of {', '.join(LOSSES)}")
+    if time_weighted and loss != "mse":
+        raise TrainingError('only the loss "mse" is weighted by time: "gamma" weighs errors relative to g already')
+    if images < 1:
+        raise TrainingError(f"heads cannot be fitted on {images} images")
+    before = fingerprint(network.backbone)
+    count = max(1, round(images / batches.batch_size))
+    stream = FeatureStream(network, tasks, batches, count, progress=progress)
+    device = stream.accelerator.device
+    network.to(device)
+
+    def reduce(total: Tensor) -> Tensor:
+        summed: Tensor = stream.accelerator.reduce(total.to(device), "sum")
+        return summed.cpu()
+
+    heads = {name: task.module.to(device).eval() for name, task in tasks.items()}
+    squared = {name: head for name, head in heads.items() if loss == "mse" and name != "range"}
+    scored = {name: head for name, head in heads.items() if name not in squared}
+    timed = {name: head for name, head in heads.items() if isinstance(head, TimedHead)}
+    reports: dict[str, FitReport] = {}
+    with torch.no_grad():
+        if squared:
+            weights = _time_weights(stream, squared) if time_weighted else None
+            reports.update(fit_least_squares(stream, squared, weights, reduce))
+        if timed:
+            set_scales(stream, timed)
+        if scored:
+            reports.update(fit_gamma(stream, scored, reduce=reduce))
+        if timed:
+            set_gains(stream, timed, reduce)
+    assert fingerprint(network.backbone) == before, "the frozen backbone changed"
+    return HeadFit(heads, {name: reports[name] for name in tasks}, stream.numbers())
+
+
+def train_heads(
+    network: HeadedNetwork,
+    tasks: Mapping[str, HeadTask],
+    batches: Batches,
+    config: TrainingConfig,
+    directory: Path,
+    loss: str = "gamma",
+    dropout: bool = False,
+    identity: Mapping[str, Any] | None = None,
+    score: Score | None = None,
+) -> Iterator[StepRecord]:
+    """Train whole heads by AdamW, or go on training; when drained, the heads hold their averaged weights.
+
+    score: judges the heads of each checkpoint; the heads end with the averaged weights of the best one.
+    """
+    before = fingerprint(network.backbone)
+    objective = HeadObjective(network, tasks, loss, dropout)
+    trained = {"trained heads": sorted(tasks), "loss": loss, "dropout": dropout}
+    identity = {**(identity or {}), **network.identity(heads=()), **trained}
+    yield from Training(objective, batches, config, directory, identity, score).run()
+    assert fingerprint(network.backbone) == before, "the frozen backbone changed"
+
+
+def set_scales(stream: FeatureStream, heads: Mapping[str, TimedHead]) -> None:
+    """Give timed heads the mean square residual of each noise level, from a pass over the data."""
+    for head in heads.values():
+        head.log_scale.copy_(stream.residual_at(-head.scale_levels.double()).clamp(min=1e-12).log())
+
+
+def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Reduce, parts: int = 20) -> None:
+    """Give timed heads the gain that makes the mean of g that of the target, in equal parts of the times.
+
+    Scoring makes y / g one on average, which is the same only if the model is right.
+    """
+    sums = {name: torch.zeros(parts, 4, dtype=torch.float64) for name in heads}
+    final = stream.network.schedule.final_time
+    for rows in stream():
+        part = (rows.times / final * parts).ceil().long().clamp(1, parts) - 1
+        for name, head in heads.items():
+            raw = head.mix(head.last(rows.inputs), rows.log_snr)
+            log_g = log_estimate(head, rows, rows.regressions[name], raw)
+            means = [log_g.exp().flatten(1).mean(1), rows.regressions[name].target.flatten(1).mean(1), rows.log_snr]
+            columns = torch.stack([*means, torch.ones_like(means[0])], dim=1).cpu().double()
+            sums[name].index_add_(0, part, columns)
+    for name, head in heads.items():
+        total = reduce(sums[name])
+        total = total[total[:, 3] > 0]
+        levels, gains = (-total[:, 2] / total[:, 3]).numpy(), (total[:, 1] / total[:, 0]).log().numpy()
+        head.log_gain.copy_(torch.as_tensor(np.interp(head.scale_levels.double().cpu().numpy(), levels, gains)))
+
+
+def _time_weights(stream: FeatureStream, heads: Mapping[str, Head]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """1 / m_t^2 by head, m_t the mean target at time t; that of SN is 1 at every time."""
+    schedule = stream.network.schedule
+    known: dict[str, Callable[[Tensor], Tensor]] = {
+        "sn": lambda times: torch.ones(len(times), dtype=torch.float64),
+        "npr": lambda times: stream.residual_at(schedule.log_snr(times)).clamp(min=1e-12) ** -2,
+    }
+    return {name: known[name] for name in heads}
+
+
+def _check_shared_inputs(tasks: Mapping[str, HeadTask]) -> None:
+    """Heads share a stream if all but their last layers are equal."""
+    bodies = {name: _body(task.module) for name, task in tasks.items()}
+    first = next(iter(bodies.values()))
+    for name, body in bodies.items():
+        if body.keys() != first.keys() or not all(torch.equal(p, first[key]) for key, p in body.items()):
+            raise TrainingError(
+                f"the head {name!r} reads the features in a way of its own, so that it cannot be fitted together with "
+                f"the others; fit it alone, or train it by gradient descent"
+            )
+
+
+def _body(head: Head) -> dict[str, Tensor]:
+    last = {id(parameter) for parameter in head.last.parameters()}
+    return {name: p for name, p in head.named_parameters() if id(p) not in last}
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.detach().double().square().flatten(1).mean(1)

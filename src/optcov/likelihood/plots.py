@@ -1,0 +1,94 @@
+"""Plots of likelihoods: bits/dim against the number of steps, terms by time, and the times that were chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optcov.canvas import new_axes, save, times_figure
+from optcov.likelihood import LikelihoodRow
+
+STYLE = {"ET": "--", "OT": "-"}
+
+
+def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
+    """Bits/dim against K, one line per design, dashed for even and solid for optimal trajectories."""
+    figure, axes = new_axes("steps K", "bits/dim (upper bound)")
+    colours = _colours(rows)
+    for (design, kind), line in _lines(rows).items():
+        values = [row.bits_per_dim.mean for row in line]
+        deviations = [row.bits_per_dim.standard_error or 0.0 for row in line]
+        axes.errorbar(
+            [row.K for row in line],
+            values,
+            deviations,
+            fmt=f"o{STYLE[kind]}",
+            markersize=3,
+            color=colours[design],
+        )
+    axes.set_xscale("log")
+    lengths = sorted({row.K for row in rows})
+    axes.set_xticks(lengths, [str(K) for K in lengths])
+    axes.minorticks_off()
+    best = min(row.bits_per_dim.mean for row in rows)
+    axes.set_ylim(0.95 * best if best > 0 else None, _readable_limit(rows))
+    axes.legend(handles=_key(colours), fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    save(figure, path)
+
+
+def _key(colours: Mapping[str, Any]) -> list[Any]:
+    """What colours and styles of lines mean."""
+    from matplotlib.lines import Line2D
+
+    designs = [Line2D([], [], color=colour, label=design) for design, colour in colours.items()]
+    words = {"ET": "even times", "OT": "optimal times"}
+    return [*designs, *(Line2D([], [], color="grey", linestyle=STYLE[kind], label=words[kind]) for kind in STYLE)]
+
+
+def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
+    """Nats per image of each transition against the time s that it lands on, for one K."""
+    figure, axes = new_axes("time s", "KL of the step that lands on s, nats per image")
+    colours = _colours(rows)
+    for row in (row for row in rows if row.K == K):
+        axes.plot(
+            row.times[:-1],
+            row.terms[1:-1],
+            STYLE[row.kind],
+            color=colours[row.design],
+            label=f"{row.design}, {row.kind}",
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(f"K = {K}")
+    axes.legend(fontsize=7, ncols=2)
+    save(figure, path)
+
+
+def plot_times(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
+    """The times of the optimal trajectories of one K, design by design, with the even one for comparison."""
+    chosen = {row.design: row.times for row in rows if row.K == K and row.kind == "OT"}
+    even = next(row.times for row in rows if row.K == K and row.kind == "ET")
+    save(times_figure({**chosen, "even": even}, f"chosen times, K = {K}"), path)
+
+
+def plot_lengths(times: Mapping[int, Sequence[float]], path: Path, title: str) -> None:
+    """The times of one method's optimal trajectories, length by length."""
+    save(times_figure({f"K = {K}": chosen for K, chosen in times.items()}, f"{title}: optimal times"), path)
+
+
+def _lines(rows: Sequence[LikelihoodRow]) -> dict[tuple[str, str], list[LikelihoodRow]]:
+    lines: dict[tuple[str, str], list[LikelihoodRow]] = {}
+    for row in rows:
+        lines.setdefault((row.design, row.kind), []).append(row)
+    return lines
+
+
+def _colours(rows: Sequence[LikelihoodRow]) -> dict[str, str]:
+    return {design: f"C{number}" for number, design in enumerate(dict.fromkeys(row.design for row in rows))}
+
+
+def _readable_limit(rows: Sequence[LikelihoodRow]) -> float:
+    """Cut off designs that are out of the picture by far, as beta-tilde is at small K."""
+    values = sorted(row.bits_per_dim.mean for row in rows)
+    return min(values[-1], 3 * values[len(values) // 2]) * 1.05
