@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optcov import Trajectory
+from optcov import Schedule, Trajectory
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
 
@@ -104,7 +104,8 @@ def test_equal_costs_are_decided_the_same_way_each_time():
 
 
 def test_times_are_exported_as_diffusers_counts_them():
-    assert Trajectory([1, 500, 1000]).diffusers_timesteps() == [999, 499, 0]
-    assert Trajectory([0.001, 0.5, 1.0]).diffusers_timesteps() == [999, 499, 0]
-    with pytest.raises(ValueError, match="time 0.00025 is not a multiple"):
-        Trajectory([0.00025, 1.0]).diffusers_timesteps()
+    assert Trajectory([1, 500, 1000]).diffusers_timesteps(Schedule.linear()) == [999, 499, 0]
+    assert Trajectory([0.001, 0.5, 1.0]).diffusers_timesteps(Schedule.vp_sde()) == [999, 499, 0]
+    assert Trajectory([0.08, 40.0, 80.0]).diffusers_timesteps(Schedule.edm()) == [999, 499, 0]
+    with pytest.raises(ValueError, match="time 0.00025 is not one of 1000 even times"):
+        Trajectory([0.00025, 1.0]).diffusers_timesteps(Schedule.vp_sde())

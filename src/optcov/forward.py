@@ -125,6 +125,6 @@ def _remembered_levels(schedule: Schedule, t: float) -> tuple[float, float]:
 def first_step_variance(schedule: Schedule) -> Tensor:
     """beta-tilde(1 | 2), the variance that the paper gives to the last step when scoring, (); real times / 1000."""
     unit = schedule.small_step
-    if schedule.steps == 1:
+    if 2 * unit > schedule.final_time:
         raise ValueError("beta-tilde(1|2) needs a schedule of at least 2 steps, but this one has 1")
     return ForwardProcess(schedule).bridge(2 * unit, unit).variance

@@ -56,9 +56,9 @@ class Method:
         """Return the forward process that the method reverses."""
         if self.eta is None:
             raise ValueError(f"{self.name!r} is a solver, not a reverse process; run it by optcov.solvers")
-        if self.continuous and schedule.steps is not None:
+        if self.continuous and schedule.discrete:
             raise ValueError(
-                f"{self.name!r} runs in continuous time, but the schedule has {schedule.steps} steps; "
+                f"{self.name!r} runs in continuous time, but the schedule has {schedule.grid_size} steps; "
                 f"use Schedule.vp_sde(), or {self.discrete_name!r}"
             )
         return ForwardProcess(schedule, self.eta)
@@ -212,7 +212,7 @@ def draw(
     torch.Size([4, 2])
     """
     if method.solver is not None:
-        start = batch_noise(seed, indices, 0, image_shape).to(device)
+        start = batch_noise(seed, indices, 0, image_shape).to(device) * schedule.unit_data_std(schedule.final_time)
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
         if method.solver == "probability_flow":
             return probability_flow(network, schedule, start, steps, convention=method.convention, **options)

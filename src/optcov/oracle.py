@@ -160,7 +160,7 @@ class GaussianMixture:
                 "sn_full": moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2),
                 "npr_full": moments.covariance + offset.unsqueeze(-1) * offset.unsqueeze(-2),
             }
-            if schedule.steps != 1:
+            if schedule.small_step < schedule.final_time:
                 heads["range"] = _range_of(variance + offset.square(), schedule, t).reshape(x_t.shape)
             noise = (moments.mean + offset).reshape(x_t.shape)
             return NoisePrediction(noise.to(x_t.dtype), {name: head.to(x_t.dtype) for name, head in heads.items()})

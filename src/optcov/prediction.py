@@ -139,6 +139,13 @@ class Prediction:
         of_x, of_output = _NOISE[self.kind](self.signal, self.spread)
         return weighted_sum(of_x, self.x_t, of_output, self.output)
 
+    def combined(self, of_clean: Tensor, of_noise: Tensor) -> Tensor:
+        """of_clean x0_hat + of_noise eps_hat, (B, *D), without a detour over the one that is not the output."""
+        if self.kind != "epsilon" or bool((self.signal == 0).any()):
+            return weighted_sum(of_clean, self.clean, of_noise, self.noise)
+        of_x = of_clean / self.signal
+        return weighted_sum(of_x, self.x_t, of_noise - of_x * self.spread, self.output)
+
     def factor(self, unit: str) -> Tensor:
         """What turns a variance in a unit into one of x_0, () or (B,): (d x_0 / d unit)^2 at fixed x_t."""
         if unit == "noise":

@@ -99,7 +99,7 @@ def sample(
         return batch_noise(seed, indices, stream, shape[1:], dtype).to(device)
 
     if start is None:
-        x = drawn(0) * _prior_std(process, trajectory.times[-1])
+        x = drawn(0) * process.forward.schedule.unit_data_std(trajectory.times[-1])
     else:
         x, dtype, device = start, start.dtype, start.device
     watch = FiniteWatch(x)
@@ -201,9 +201,3 @@ def _check_noise(noise: Tensor, x: Tensor) -> Tensor:
     if noise.shape != x.shape:
         raise ValueError(f"the supplied noise has shape {tuple(noise.shape)}, but x has {tuple(x.shape)}")
     return noise
-
-
-def _prior_std(process: ReverseProcess, t: float) -> Tensor:
-    """1 for a variance-preserving process; for others that of unit-variance data at the last time."""
-    schedule = process.forward.schedule
-    return (schedule.alpha_bar(t) + schedule.beta_bar(t)).sqrt()

@@ -16,8 +16,6 @@ import torch
 
 from optcov.schedule import Schedule, is_whole
 
-CONTINUOUS_GRID = 1000  # real times are multiples of 1/1000, as the paper uses the VP SDE
-
 
 @final
 @dataclass(frozen=True)
@@ -57,14 +55,13 @@ class Trajectory:
             raise ValueError(f"times such as {self.times[0]} are no places in a table; use the positions on its grid")
         return float(sum(costs[int(s), int(t)] for t, s in self.descending()))
 
-    def diffusers_timesteps(self) -> list[int]:
-        """The times as diffusers' schedulers take them: descending and counted from 0; real times are n / 1000."""
-        scale = CONTINUOUS_GRID if isinstance(self.times[-1], float) and self.times[-1] <= 1 else 1
-        steps = [t * scale for t in self.times]
+    def diffusers_timesteps(self, schedule: Schedule) -> list[int]:
+        """The times as diffusers' schedulers take them: descending, counted from 0, those of the full process alone."""
+        steps = [schedule.number(t) for t in self.times]
         off = [t for t, n in zip(self.times, steps, strict=True) if abs(n - round(n)) > 1e-6]
         if off:
             raise ValueError(
-                f"time {off[0]} is not a multiple of 1 / {CONTINUOUS_GRID}, so diffusers has no such timestep"
+                f"time {off[0]} is not one of {schedule.grid_size} even times, so diffusers has no such timestep"
             )
         return [round(n) - 1 for n in reversed(steps)]
 
@@ -93,12 +90,12 @@ class Trajectory:
         if not 0 < rho < math.inf:
             raise ValueError(f"rho = {rho} is not a positive number; EDM's is 7")
         first, last = schedule.first_time, schedule.final_time
-        end = last if float(schedule.alpha_bar(last)) > 0 else schedule.grid([schedule.grid_size - 1])[0]
+        end = schedule.last_time_with_signal
         low, high = (math.exp(-float(schedule.log_snr(t)) / 2) ** (1 / rho) for t in (first, end))
         sigmas = np.linspace(low, high, int(K)) ** rho
         times = schedule.time_at(torch.as_tensor(-2 * np.log(sigmas))).tolist()
         times[0], times[-1] = first, last
-        return Trajectory(times if schedule.steps is None else _distinct([round(t) for t in times], schedule.steps))
+        return Trajectory(_distinct([round(t) for t in times], schedule.grid_size) if schedule.discrete else times)
 
     @staticmethod
     def optimal(costs: np.ndarray[Any, Any], K: int) -> Trajectory:

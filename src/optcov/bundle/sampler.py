@@ -10,7 +10,6 @@ from optcov.covariances import Covariance
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
-from optcov.schedule import VPSchedule
 from optcov.solvers import SolverResult
 from optcov.trajectory import Trajectory
 
@@ -119,7 +118,7 @@ def suggested_method(bundle: Bundle) -> str:
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:
-    """Put a network of the VP SDE on its grid of 1,000 times for diffusers' schedulers, which know no other."""
-    if method.solver == "peer" and isinstance(bundle.schedule, VPSchedule):
+    """Put a network of real times on its grid of 1,000 times for diffusers' schedulers, which know no other."""
+    if method.solver == "peer" and not bundle.schedule.discrete:
         return bundle.with_schedule(bundle.schedule.on_grid())
     return bundle

@@ -19,15 +19,18 @@ from optcov.schedule import Schedule
 
 MAX_STEPS = 100_000
 
-_BUILDERS: dict[str, tuple[Callable[..., Schedule], dict[str, type | tuple[type, ...]]]] = {
-    "vp_sde": (Schedule.vp_sde, {"beta_min": (int, float), "beta_max": (int, float)}),
-    "ve_sde": (Schedule.ve_sde, {"sigma_min": (int, float), "sigma_max": (int, float)}),
-    "edm": (Schedule.edm, {"sigma_min": (int, float), "sigma_max": (int, float)}),
-    "flow": (Schedule.flow, {}),
+Builder = tuple[Callable[..., Schedule], Mapping[str, Any]]  # with the types of its settings
+
+_FAMILIES: dict[str, Builder] = {  # of discrete schedules; the others are classes that know their settings
     "linear": (Schedule.linear, {"steps": int, "scale": bool}),
     "cosine": (Schedule.cosine, {"steps": int}),
     "betas": (Schedule.from_betas, {"betas": list}),
 }
+
+
+def _builders() -> dict[str, Builder]:
+    """All there are by name; a class that somebody adds is among them."""
+    return {**{name: (kind, kind.setting_types) for name, kind in Schedule.registry.items()}, **_FAMILIES}
 
 
 def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
@@ -36,10 +39,11 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
         return spec
     options: dict[str, Any] = {"kind": spec} if isinstance(spec, str) else dict(spec)
     kind = options.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _BUILDERS or (isinstance(spec, str) and kind == "betas"):
-        names = ", ".join(name for name in _BUILDERS if name != "betas")
+    builders = _builders()
+    if not isinstance(kind, str) or kind not in builders or (isinstance(spec, str) and kind == "betas"):
+        names = ", ".join(name for name in builders if name != "betas")
         raise BundleError(f"unknown schedule {kind!r}; choose one of {names}, or give its betas")
-    build, known = _BUILDERS[kind]
+    build, known = builders[kind]
     for name, value in options.items():
         if name not in known:
             raise BundleError(f"schedule {kind!r} has no setting {name!r}; it has {', '.join(known)}")
@@ -56,6 +60,6 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
 def schedule_spec(schedule: Schedule) -> dict[str, Any]:
     """Describe a schedule by its dictionary, with the name of its family where it has one."""
     spec = schedule.spec()
-    if spec["kind"] not in _BUILDERS:
-        raise BundleError(f"{schedule!r} cannot be written down; use one of the schedules of optcov.Schedule")
+    if spec["kind"] not in _builders():
+        raise BundleError(f"{schedule!r} cannot be written down; give its class a name and setting_types")
     return spec

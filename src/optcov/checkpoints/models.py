@@ -25,7 +25,6 @@ from optcov.schedule import Schedule
 _FREE = frozenset({"sample_size", "dropout", "time_shift", "time_scale", "num_train_timesteps"})
 _CONSTANTS = frozenset(name for family in FAMILIES for name in family.constants)
 _HEADS = frozenset(key for family in FAMILIES for key in head_files.keys(family))
-GAMMA_GRID = 1000  # the authors measure a continuous network at the times n / 1000
 
 
 @final
@@ -47,8 +46,7 @@ class ImportedModel:
     @property
     def gamma_times(self) -> Tensor:
         """Times of the schedule that `mean_square_noise` belongs to, float64 (T,)."""
-        steps = self.schedule.steps or GAMMA_GRID
-        return torch.arange(1, steps + 1, dtype=torch.float64) * (self.schedule.final_time / steps)
+        return self.schedule.full_grid().double()
 
 
 def import_checkpoint(
@@ -115,7 +113,7 @@ def read_gamma(path: Path, schedule: Schedule) -> Tensor:
     """The authors' Gamma_t = E mean(eps_hat^2) of Analytic-DPM, float64 at times 1..N (a file has 0 too)."""
     with naming(path):
         content = read_file(path)
-        steps = schedule.steps or GAMMA_GRID
+        steps = schedule.grid_size
         if not isinstance(content, Tensor) or content.shape != (steps + 1,) or not content.is_floating_point():
             shape = (
                 f"{tuple(content.shape)}, {content.dtype}" if isinstance(content, Tensor) else type(content).__name__

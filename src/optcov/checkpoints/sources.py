@@ -52,7 +52,7 @@ class Source:
     @property
     def noise_caps(self) -> dict[str, float]:
         """The paper's y by method."""
-        if self.schedule().steps is None:
+        if not self.schedule().discrete:
             return dict.fromkeys(("A-DPM", "NPR-DPM", "SN-DPM"), self.noise_cap_ddpm)
         ddpm = dict.fromkeys(("A-DDPM", "NPR-DDPM", "SN-DDPM"), self.noise_cap_ddpm)
         return ddpm | dict.fromkeys(("A-DDIM", "NPR-DDIM", "SN-DDIM"), 1.0)

@@ -61,7 +61,8 @@ def command(
     bundles.load(bundle, schedule).with_trajectories(row.name, list(best.values())).save(bundle)
     plot_lengths({K: best[K].times for K in _shown(best)}, out / "times.png", row.name)
     if diffusers is not None:
-        storage.write_json(diffusers, {str(K): path.diffusers_timesteps() for K, path in best.items()})
+        times_of = table.grid.forward.schedule
+        storage.write_json(diffusers, {str(K): path.diffusers_timesteps(times_of) for K, path in best.items()})
     scores = {K: table.score(row.covariance, path, last_variance) for K, path in best.items()}
     if json:
         print_json({str(K): {"times": list(path.times), "bits_per_dim": scores[K].mean} for K, path in best.items()})

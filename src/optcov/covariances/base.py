@@ -186,12 +186,12 @@ def check_numbers(numbers: PerTime, schedule: Schedule, name: str) -> None:
     """Refuse numbers per time that do not fit a schedule."""
     if not isinstance(numbers, Tensor):
         return
-    if schedule.steps is None:
+    if not schedule.discrete:
         raise ValueError(f"{name} is a tensor, but this schedule has real times; pass a callable of t instead")
-    if numbers.shape != (schedule.steps + 1,):
+    if numbers.shape != (schedule.grid_size + 1,):
         raise ValueError(
-            f"{name} has shape {tuple(numbers.shape)}, but the schedule has times 0..{schedule.steps}; "
-            f"pass {schedule.steps + 1} numbers (the one at time 0 is not used)"
+            f"{name} has shape {tuple(numbers.shape)}, but the schedule has times 0..{schedule.grid_size}; "
+            f"pass {schedule.grid_size + 1} numbers (the one at time 0 is not used)"
         )
     bad = ~numbers[1:].isfinite()
     if bool(bad.any()):

@@ -74,7 +74,7 @@ class NoiseLevels:
         log_snr = -2 * (self.mean + self.std * torch.special.ndtri(uniform))
         ends = float(schedule.log_snr(schedule.final_time)), float(schedule.log_snr(schedule.first_time))
         times = schedule.time_at(log_snr.clamp(*ends))
-        return times if schedule.steps is None else times.round().long().clamp(1, schedule.steps)
+        return schedule.nearest(times)
 
 
 @final
@@ -103,7 +103,7 @@ class Labels:
 class Batches:
     """Batches by step number 1, 2, ...
 
-    Times are uniform on [1e-5, 1], or on 1..N of a discrete schedule; those of one batch are stratified (one in each
+    Times are uniform over those of the schedule (`Schedule.quantile`); those of one batch are stratified (one in each
     of B equal parts), which leaves the expected loss as it is and lowers its variance.
     """
 
@@ -167,9 +167,7 @@ def draw_times(schedule: Schedule, count: int, generator: torch.Generator, level
     uniform = (strata + torch.rand(count, generator=generator, dtype=torch.float64)) / count
     if levels is not None:
         return levels.times(schedule, uniform)
-    if schedule.steps is None:
-        return schedule.first_time + (schedule.final_time - schedule.first_time) * uniform
-    return 1 + (uniform * schedule.steps).long().clamp(max=schedule.steps - 1)
+    return schedule.quantile(uniform)
 
 
 def step_generator(seed: int, purpose: str, number: int) -> torch.Generator:

@@ -45,21 +45,17 @@ class TimeRecord:
 def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
     """Times to measure at, ascending: all of a discrete schedule, or about `count`, evenly spaced in the log-SNR."""
     if count is None:
-        if schedule.steps is None:
+        if not schedule.discrete:
             raise TrainingError("a continuous schedule has no 'every time'; say how many to measure at")
-        return torch.arange(1, schedule.steps + 1)
+        return schedule.full_grid()
     if count < 2:
         raise TrainingError(f"{count} times are too few to interpolate between; use 2 or more")
     first = schedule.first_time
-    ends = schedule.log_snr(torch.tensor([first, schedule.final_time], dtype=torch.float64))
+    ends = schedule.log_snr(torch.tensor([first, schedule.last_time_with_signal], dtype=torch.float64))
     levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)
-    if schedule.steps is None:
-        times = schedule.time_at(levels)
-        times[0], times[-1] = first, schedule.final_time
-        return times
-    known = -schedule.log_snr(torch.arange(1, schedule.steps + 1)).numpy()
-    nearest = np.interp(-levels.numpy(), known, np.arange(1, schedule.steps + 1)).round()
-    return torch.as_tensor(np.unique(nearest)).long()
+    times = schedule.time_at(levels)
+    times[0], times[-1] = first, schedule.final_time
+    return torch.unique(schedule.nearest(times))  # ascending
 
 
 def measure(
@@ -183,7 +179,7 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
         inside = bin_of == number
         count = int(inside.sum())
         time = float(samples["time"][inside].double().mean())
-        columns["times"].append(round(time) if schedule.steps else time)  # within the bin either way
+        columns["times"].append(float(schedule.nearest(torch.tensor(time, dtype=torch.float64))))
         for name in ("mean_square_noise", "mean_square_residual"):
             values = samples[name][inside].double()
             columns[name].append(float(values.mean()))

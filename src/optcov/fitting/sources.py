@@ -55,7 +55,7 @@ def _imported(model: ImportedModel, schedule: str | None, half: bool) -> Bundle:
     """schedule: of a unet that does not tell its own; at discrete times it counts from 0 as in diffusers."""
     if schedule is not None:
         times = make_schedule(schedule)
-        argument = model.time_argument if times.steps else TimeArgument.continuous()
+        argument = model.time_argument if times.discrete else TimeArgument.default(times)
         model = replace(model, schedule=times, time_argument=argument)
     bundle = bundle_of(model)
     return bundle.rounded() if half else bundle

@@ -15,7 +15,7 @@ from optcov.covariances import find_covariance
 from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
-from optcov.schedule import DiscreteSchedule, Schedule
+from optcov.schedule import Schedule
 from optcov.solvers.peers import clip_options
 
 __all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
@@ -34,7 +34,7 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
     if trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
     row = find_method(method)
-    if bundle.schedule.steps is None:
+    if not bundle.schedule.discrete:
         bundle = bundle.with_schedule(Schedule.linear())
     bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
@@ -81,12 +81,11 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
 
 def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:
     schedule = bundle.schedule
-    assert isinstance(schedule, DiscreteSchedule)
     assert row.covariance is not None
     options: dict[str, Any] = {}
     number = find_covariance(row.covariance).number
     if number is not None:
-        numbers = bundle.per_time(number)(torch.arange(1, len(schedule.betas) + 1)).tolist()
+        numbers = bundle.per_time(number)(schedule.full_grid()).tolist()
         options[number] = [numbers[0], *numbers]  # the one at time 0 is not used
     if trajectory == "optimal":
         options["trajectories"] = _trajectories(bundle, row)
@@ -118,7 +117,7 @@ def _network(bundle: Bundle, row: Method) -> nn.Module:
     needed = find_covariance(row.covariance or "").head
     if needed is not None and not (needed == "range" and network.learned_range):
         head = bundle.heads[needed]
-    times = torch.arange(1, (bundle.schedule.steps or 0) + 1)
+    times = bundle.schedule.full_grid()
     arguments = network.arguments(times)
     own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))
     if head is None and own:

@@ -87,8 +87,9 @@ class CostTable:
         real times.
         """
         compact = self.grid_costs(design, last_variance)
-        N = self.grid.forward.schedule.steps
-        if N is None or len(self.grid) == N:
+        schedule = self.grid.forward.schedule
+        N = schedule.grid_size
+        if not schedule.discrete or len(self.grid) == N:
             return compact
         whole = np.full((N + 1, N + 1), np.inf)
         places = np.array([0, *(int(t) for t in self.grid.times)])
@@ -223,7 +224,7 @@ class CostTable:
     def _per_time(self, name: str) -> PerTime:
         values = self._measured(name)
         schedule = self.grid.forward.schedule
-        if schedule.steps == len(self.grid):
+        if schedule.discrete and schedule.grid_size == len(self.grid):
             return torch.cat([torch.zeros(1, dtype=torch.float64), values])
         return _LookUp(self.grid, values, schedule)
 

@@ -1,18 +1,19 @@
-"""The likelihood of the probability-flow ODE, for continuous schedules (Appendix of score-based models).
+"""The likelihood of the probability-flow ODE, for schedules with real times (Appendix of score-based models).
 
-With y = x / sqrt(alpha_bar) and the noise-to-signal ratio sigma = sqrt(beta_bar / alpha_bar), the flow is
-dy / d sigma = eps_hat, so that
+With n^2 = alpha_bar + beta_bar, z = x / n and the angle theta whose tangent is sqrt(beta_bar / alpha_bar), the flow of
+every schedule is dz / d theta = v, the velocity (sqrt(alpha_bar) eps_hat - sqrt(beta_bar) x0_hat) / n, so that
 
-    log p(x_0) = log p(y_T) + integral of the divergence of eps_hat by y over sigma
+    log p(x_0) = log p(z_T) + integral of the divergence of v by z over theta
 
-up to the change of variables at both ends. We integrate over tau = sqrt(t), in which sigma is smooth down to t = 0. The
-divergence is estimated by one random probe per image (Hutchinson): unbiased for the log-likelihood.
+up to the change of variables at both ends. The angle stays below pi / 2, which is reached where no signal is left, and
+it is smooth down to time 0. The divergence is estimated by one random probe per image (Hutchinson): unbiased for the
+log-likelihood.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -24,10 +25,11 @@ from optcov.likelihood.discretised import bin_half_width
 from optcov.likelihood.statistics import Estimate, estimate
 from optcov.likelihood.terms import check_images
 from optcov.noise import image_generator
-from optcov.prediction import Network
-from optcov.schedule import Schedule, VESchedule, VPSchedule
+from optcov.prediction import Network, Prediction, check_condition
+from optcov.schedule import Schedule
 
 PROBES: Final = ("rademacher", "gaussian")
+_SMALLEST_ANGLE, _SMALLEST_TIME = 1e-12, 1e-12  # where a network can still be asked
 _PROBE_STREAM, _DEQUANTISATION_STREAM = -1, -2  # apart from the times of a sweep
 
 
@@ -60,38 +62,42 @@ def ode_likelihood(
     probe: str = "rademacher",
     rtol: float = 1e-5,
     atol: float = 1e-5,
-    start_time: float = 1e-5,
+    start_time: float | None = None,
     seed: int = 0,
     images: Sequence[int] | None = None,
+    condition: Mapping[str, Tensor] | None = None,
 ) -> OdeLikelihood:
-    """Integrate the probability flow from x_0 (B, *D) at start_time to the final time.
+    """Integrate the probability flow from x_0 (B, *D) at start_time, by default the schedule's first, to the final one.
 
     With a data_range, x_0 is 8-bit data on its 256 values and gets noise uniform over a bin (dequantisation); without
     one it is scored as it is. probe: "rademacher" or "gaussian". seed and images (0..B-1 unless told) fix probes and
     dequantisation. rtol, atol: of torchdiffeq's dopri5. Nothing is clipped. The network must be differentiable.
+    condition: what else the network takes by name, each a tensor with one entry per image.
     """
     from torchdiffeq import odeint
 
     if probe not in PROBES:
         raise ValueError(f"unknown probe {probe!r}; choose one of {', '.join(PROBES)}")
-    if not 0 <= start_time < 1:
-        raise ValueError(f"start_time = {start_time} is outside [0, 1)")
+    schedule.require_real_times("the probability flow")
+    start_time = schedule.first_time if start_time is None else start_time
+    if not 0 <= start_time < schedule.final_time:
+        raise ValueError(f"start_time = {start_time} is outside [0, {schedule.final_time:g})")
     check_images(x_0, data_range)
+    condition = check_condition(condition, len(x_0))
     numbers = range(len(x_0)) if images is None else images
     if data_range is not None:
         x_0 = x_0 + bin_half_width(data_range) * _uniform(seed, numbers, x_0)
-    flow = _Flow(network, schedule, _probes(probe, seed, numbers, x_0))
-    signal = _signal(schedule, start_time)
-    start = (x_0.double() / signal, torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device))
-    span = torch.tensor([math.sqrt(start_time), 1.0], dtype=torch.float64, device=x_0.device)
-    y, divergence = odeint(flow, start, span, rtol=rtol, atol=atol, method="dopri5")
-    x_T = y[-1] * _signal(schedule, 1.0)
-    prior_variance = float(schedule.alpha_bar(1.0) + schedule.beta_bar(1.0))
+    flow = _Flow(network, schedule, _probes(probe, seed, numbers, x_0), condition)
+    first = schedule.unit_data_std(start_time)
+    start = (x_0.double() / first, torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device))
+    angles = [flow.angle(start_time), flow.angle(schedule.final_time)]
+    span = torch.tensor(angles, dtype=torch.float64, device=x_0.device)
+    z, divergence = odeint(flow, start, span, rtol=rtol, atol=atol, method="dopri5")
     d = x_0[0].numel()
-    log_prior = -0.5 * (sum_pixels(x_T.square()) / prior_variance + d * (LOG_2_PI + math.log(prior_variance)))
-    rescaling = d * (math.log(_signal(schedule, 1.0)) - math.log(signal))  # from x to y at both ends
+    # at the end z is standard normal, if data has unit variance; the last term is the change from x to z
+    log_prior = -0.5 * (sum_pixels(z[-1].square()) + d * LOG_2_PI)
     return OdeLikelihood(
-        log_density=log_prior + divergence[-1] + rescaling,
+        log_density=log_prior + divergence[-1] - d * math.log(float(first)),
         dimensions=d,
         bin_width=None if data_range is None else 2 * bin_half_width(data_range),
         evaluations=flow.evaluations,
@@ -100,47 +106,39 @@ def ode_likelihood(
 
 @final
 class _Flow:
-    """d(y, divergence) / d tau; counts the evaluations of the network."""
+    """d(z, divergence) / d theta; counts the evaluations of the network."""
 
-    def __init__(self, network: Network, schedule: Schedule, probe: Tensor):
-        _ratio_rate(schedule, 0.5)  # refuses discrete schedules before the network runs
-        self.network, self.schedule, self.probe = network, schedule, probe
+    def __init__(self, network: Network, schedule: Schedule, probe: Tensor, condition: Mapping[str, Tensor]):
+        self.network, self.schedule, self.probe, self.condition = network, schedule, probe, condition
         self.evaluations = 0
 
-    def __call__(self, tau: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        t = min(max(float(tau) ** 2, 1e-12), 1.0)
-        rate = _ratio_rate(self.schedule, t) * 2 * math.sqrt(t)
-        signal = _signal(self.schedule, t)
+    def __call__(self, theta: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        t = self.time(float(theta))
+        signal, spread = self.schedule.levels(t)
+        norm = self.schedule.unit_data_std(t)
         with torch.enable_grad():
-            x = (signal * state[0]).to(self.probe.dtype).requires_grad_()
-            noise = self.network(x, t).noise
-            if not noise.requires_grad:
+            x = (norm * state[0]).to(self.probe.dtype).requires_grad_()
+            prediction = Prediction.of(self.network(x, t, **self.condition), x, t, signal, spread)
+            if not prediction.output.requires_grad:
                 raise ValueError(
                     "the network's output does not depend on its input by autograd, so its divergence cannot be "
                     "computed; pass a network that runs without torch.no_grad and without detach"
                 )
-            (product,) = torch.autograd.grad((noise * self.probe).sum(), x)
+            velocity = prediction.combined(-spread / norm, signal / norm)
+            (product,) = torch.autograd.grad((velocity * self.probe).sum(), x)
         self.evaluations += 1
-        divergence = signal * sum_pixels((product * self.probe).double())  # by y, not by x
-        return rate * noise.detach().double(), rate * divergence
+        divergence = float(norm) * sum_pixels((product * self.probe).double())  # by z, not by x
+        return velocity.detach().double(), divergence
 
+    def angle(self, t: float) -> float:
+        """theta of a time."""
+        return math.atan(math.exp(-float(self.schedule.log_snr(t)) / 2))
 
-def _signal(schedule: Schedule, t: float) -> float:
-    return math.sqrt(float(schedule.alpha_bar(t)))
-
-
-def _ratio_rate(schedule: Schedule, t: float) -> float:
-    """d sigma / dt of sigma = sqrt(beta_bar / alpha_bar)."""
-    if not isinstance(schedule, VPSchedule | VESchedule):
-        raise ValueError(
-            f"{schedule!r} has no real times, so there is no probability flow to integrate; use Schedule.vp_sde() or "
-            f"Schedule.ve_sde(), or score by elbo"
-        )
-    sigma = math.exp(-float(schedule.log_snr(t)) / 2)
-    if isinstance(schedule, VPSchedule):
-        return float(schedule.beta(t)) * (sigma**2 + 1) / (2 * sigma)
-    growth = 2 * math.log(schedule.sigma_max / schedule.sigma_min)
-    return growth * (sigma**2 + schedule.sigma_min**2) / (2 * sigma)
+    def time(self, theta: float) -> float:
+        """The time of an angle, above 0, where a network can be asked."""
+        ratio = math.tan(min(max(theta, _SMALLEST_ANGLE), math.pi / 2))
+        t = float(self.schedule.time_at(torch.tensor(-2 * math.log(ratio), dtype=torch.float64)))
+        return min(max(t, _SMALLEST_TIME), self.schedule.final_time)
 
 
 def _uniform(seed: int, images: Sequence[int], like: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class TimeArgument:
     @staticmethod
     def default(schedule: Schedule) -> TimeArgument:
         """The rule of a network trained by this package on the schedule."""
-        return TimeArgument.discrete(schedule.steps) if schedule.steps else TimeArgument.continuous()
+        return TimeArgument(schedule.argument_scale)
 
     def __call__(self, t: Time) -> Tensor:
         """Argument as float32, () or (B,); never less, since half precision merges neighbouring times."""

@@ -1,8 +1,8 @@
 """Continuous-time baselines of the paper, and diffusers' own schedulers as peers, on the same networks.
 
 Each takes a network, a schedule and the starting noise, and returns a `SolverResult` that counts its network
-evaluations (NFE). The three solvers of the reverse SDE and ODE need `Schedule.vp_sde()`, peers a discrete
-schedule.
+evaluations (NFE). The solvers of the reverse SDE need `Schedule.vp_sde()`, the probability flow any schedule with real
+times, peers a discrete one.
 """
 
 from optcov.solvers.gotta_go_fast import gotta_go_fast

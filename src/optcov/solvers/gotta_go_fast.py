@@ -23,7 +23,7 @@ from optcov.gaussian import per_sample
 from optcov.prediction import Network, check_condition
 from optcov.schedule import Schedule
 from optcov.solvers.result import NoiseSource, SolverResult
-from optcov.solvers.reverse_sde import END_TIME, ReverseSDE, check_end_time
+from optcov.solvers.reverse_sde import ReverseSDE, check_end_time
 from optcov.watch import FiniteWatch, bad_value_message
 
 EIGHT_BIT_TOLERANCE = 0.0078  # e_abs for images in [-1, 1]: one of 256 levels
@@ -42,7 +42,7 @@ def gotta_go_fast(
     *,
     indices: Sequence[int] | None = None,
     first_step: float = 0.01,
-    end_time: float = END_TIME,
+    end_time: float | None = None,
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
     condition: Mapping[str, Tensor] | None = None,
@@ -58,8 +58,10 @@ def gotta_go_fast(
     sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
     source = NoiseSource(start, seed, indices)
     x, previous = start.clone(), start.clone()  # previous: x' of the last accepted trial
-    time = torch.ones(len(x), dtype=torch.float64)  # on the CPU, like h: they decide which samples go on
-    h = torch.full_like(time, min(first_step, 1.0 - check_end_time(end_time)))
+    end_time = check_end_time(end_time, schedule)
+    # on the CPU, like h: they decide which samples go on
+    time = torch.full((len(x),), schedule.final_time, dtype=torch.float64)
+    h = torch.full_like(time, min(first_step, schedule.final_time - end_time))
     evaluations = torch.zeros(len(x), dtype=torch.long)
     trial = 0
     while len(rows := (time > end_time).nonzero().flatten()):

@@ -1,4 +1,4 @@
-"""The probability flow ODE of the VP SDE: fixed Euler steps as in the paper's table, or adaptive ones."""
+"""The probability flow ODE of a schedule with real times: fixed Euler steps as in the paper's table, or adaptive ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from optcov.prediction import Network, check_condition
 from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, check_start
-from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE, check_end_time
+from optcov.solvers.reverse_sde import Grid, ProbabilityFlow, check_end_time
 from optcov.watch import FiniteWatch, bad_value_message, not_finite
 
 
@@ -21,26 +21,27 @@ def probability_flow(
     start: Tensor,
     steps: int,
     *,
-    end_time: float = END_TIME,
+    end_time: float | None = None,
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
     convention: str = "exact",
     condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
-    """Solve the ODE by Euler steps from start = x_1 (B, *D), with `steps` evaluations.
+    """Solve the ODE by Euler steps from start, x at the final time (B, *D), with `steps` evaluations.
 
     denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or "score_sde"
     for the steps of the paper's table (see `Grid`).
     """
-    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
-    grid = Grid(steps, end_time, denoise, convention)
+    flow = ProbabilityFlow(network, schedule, data_range, check_condition(condition, len(start)))
+    end_time = check_end_time(end_time, schedule)
+    grid = Grid(steps, schedule.final_time, end_time, denoise, convention)
     check_start(start)
     watch, x = FiniteWatch(start), start
     for t, _, h in grid.moves():
-        x = x + h * sde.ode_slope(x, t)
+        x = x + h * flow.ode_slope(x, t)
         watch.look(x, t)
     if grid.posterior_mean_last:
-        x = sde.denoised(x, end_time)
+        x = flow.denoised(x, end_time)
         watch.look(x, end_time)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), steps))
@@ -55,34 +56,35 @@ def probability_flow_adaptive(
     relative_tolerance: float = 1e-5,
     absolute_tolerance: float = 1e-5,
     method: str = "dopri5",
-    end_time: float = END_TIME,
+    end_time: float | None = None,
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
     condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
-    """Solve the ODE by torchdiffeq from start = x_1 (B, *D), with steps as long as the tolerances allow.
+    """Solve the ODE by torchdiffeq from start, x at the final time (B, *D), with steps as long as the tolerances allow.
 
     The batch shares its step sizes, so a sample depends on its neighbours within the tolerances. method: one
     of torchdiffeq's adaptive ones.
     """
     from torchdiffeq import odeint
 
-    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
+    flow = ProbabilityFlow(network, schedule, data_range, check_condition(condition, len(start)))
     check_start(start)
     if not (relative_tolerance > 0 and absolute_tolerance > 0):
         raise ValueError(
             f"tolerances must be positive, got relative_tolerance={relative_tolerance}, "
             f"absolute_tolerance={absolute_tolerance}; score_sde uses 1e-5 for both"
         )
-    times = torch.tensor([0.0, 1.0 - check_end_time(end_time)], dtype=torch.float64, device=start.device)
+    final_time, end_time = schedule.final_time, check_end_time(end_time, schedule)
+    times = torch.tensor([0.0, final_time - end_time], dtype=torch.float64, device=start.device)
     evaluations = 0
 
     def slope(elapsed: Tensor, x: Tensor) -> Tensor:
         nonlocal evaluations
         evaluations += 1
         # time runs down, torchdiffeq's up; its float32 may end an ulp below end_time
-        t = min(max(1.0 - float(elapsed), end_time), 1.0)
-        value = sde.ode_slope(x, t)
+        t = min(max(final_time - float(elapsed), end_time), final_time)
+        value = flow.ode_slope(x, t)
         bad = not_finite(value)
         if bool(bad.any()):  # step sizes are chosen on the host anyway
             raise ValueError(bad_value_message(evaluations, t, bad.nonzero().flatten().tolist()))
@@ -90,7 +92,7 @@ def probability_flow_adaptive(
 
     x: Tensor = odeint(slope, start, times, rtol=relative_tolerance, atol=absolute_tolerance, method=method)[-1]
     if denoise:
-        x = sde.denoised(x, end_time)
+        x = flow.denoised(x, end_time)
         evaluations += 1
     watch = FiniteWatch(x)
     watch.look(x, end_time)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from optcov.noise import image_generator
 from optcov.prediction import Network, check_condition
-from optcov.schedule import DiscreteSchedule, Schedule
+from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, check_start
 from optcov.watch import FiniteWatch
 
@@ -92,16 +92,16 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
 
     if name not in PEERS:
         raise ValueError(f"unknown peer {name!r}; choose one of {'; '.join(PEERS)}")
-    if not isinstance(schedule, DiscreteSchedule):
+    if not schedule.discrete:
         raise ValueError(
             f"diffusers' schedulers have discrete times, got {schedule!r}; match the network to a discrete "
             f"schedule first"
         )
     row = PEERS[name]
-    _check_steps(name, row, schedule.betas.numel(), steps)
+    _check_steps(name, row, schedule.grid_size, steps)
     options = {
         **row.options,
-        "num_train_timesteps": schedule.betas.numel(),
+        "num_train_timesteps": schedule.grid_size,
         "trained_betas": schedule.betas.tolist(),
     }
     if row.clips:
@@ -114,9 +114,9 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
     return scheduler
 
 
-def use_alpha_bar(scheduler: Any, schedule: DiscreteSchedule) -> None:
+def use_alpha_bar(scheduler: Any, schedule: Schedule) -> None:
     """Replace a scheduler's float32 alpha_bar by our float64 one, wherever it keeps it."""
-    scheduler.alphas_cumprod = schedule.alpha_bar(torch.arange(1, schedule.betas.numel() + 1))
+    scheduler.alphas_cumprod = schedule.alpha_bar(schedule.full_grid())
     for name in ("one", "final_alpha_cumprod"):  # its alpha_bar at time 0
         if hasattr(scheduler, name):
             setattr(scheduler, name, torch.ones((), dtype=torch.float64))

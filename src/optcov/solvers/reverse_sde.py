@@ -1,9 +1,9 @@
-"""The reverse VP SDE and its probability flow, as a noise-predicting network gives them (Song et al. 2020).
+"""The reverse VP SDE, and the probability flow of any schedule with real times (Song et al. 2020).
 
-With score = -eps_hat / sqrt(beta_bar), going down by dt > 0:
+Going down by dt > 0, with x_t = a x_0 + b eps and, for the SDE, score = -eps_hat / b:
 
-    SDE   dx = beta (x / 2 - eps_hat / sqrt(beta_bar)) dt + sqrt(beta) dw
-    ODE   dx = beta / 2 (x - eps_hat / sqrt(beta_bar)) dt
+    SDE   dx = beta (x / 2 - eps_hat / b) dt + sqrt(beta) dw
+    ODE   dx = -(a' x0_hat + b' eps_hat) dt
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
 from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
-from optcov.schedule import Schedule, Time, VPSchedule
+from optcov.schedule import Schedule, Time
 
-END_TIME = 1e-3  # where score_sde stops: below, the score is too steep to follow
 CONVENTIONS = ("exact", "score_sde")
 
 
-@final
-class ReverseSDE:
-    """Right-hand sides of both equations; data_range clips the last, denoised image only.
+class ProbabilityFlow:
+    """Right-hand side of the ODE; data_range clips the last, denoised image only.
 
     condition: what else the network takes by name, each a tensor with one entry per sample.
     """
@@ -40,27 +38,43 @@ class ReverseSDE:
         data_range: tuple[float, float] | None = None,
         condition: Mapping[str, Tensor] | None = None,
     ):
-        if not isinstance(schedule, VPSchedule):
-            raise ValueError(f"this solver reverses the VP SDE and needs Schedule.vp_sde(), got {schedule!r}")
+        schedule.require_real_times("the probability flow")
         self.schedule, self.condition = schedule, dict(condition or {})
         self._process = ReverseProcess(network, ForwardProcess(schedule), "beta_tilde", data_range)
 
-    def sde_slope(self, x: Tensor, t: Time) -> Tensor:
-        """Drift of the reverse SDE per unit of time going down, (B, *D)."""
-        return per_sample(self.schedule.beta(t), x) * (x / 2 - self._scaled_noise(x, t))
-
     def ode_slope(self, x: Tensor, t: Time) -> Tensor:
         """Slope of the probability flow per unit of time going down, (B, *D)."""
-        return per_sample(self.schedule.beta(t) / 2, x) * (x - self._scaled_noise(x, t))
-
-    def diffusion(self, t: Time) -> Tensor:
-        """sqrt(beta), () or (B,)."""
-        return self.schedule.beta(t).sqrt()
+        of_clean, of_noise = self.schedule.level_rates(t)
+        slope = self._process.predict(x, t, **self.condition).combined(-of_clean, -of_noise)
+        return slope.to(x.dtype)
 
     def denoised(self, x: Tensor, t: Time) -> Tensor:
         """The posterior mean E[x_0 | x_t], (B, *D)."""
         prediction = self._process.predict(x, t, **self.condition)
         return self._process.bounds.clip(prediction.clean)
+
+
+@final
+class ReverseSDE(ProbabilityFlow):
+    """Right-hand side of the SDE, too, for the VP SDE alone."""
+
+    def __init__(
+        self,
+        network: Network,
+        schedule: Schedule,
+        data_range: tuple[float, float] | None = None,
+        condition: Mapping[str, Tensor] | None = None,
+    ):
+        schedule.beta(schedule.final_time)  # refuses what is no VP SDE
+        super().__init__(network, schedule, data_range, condition)
+
+    def sde_slope(self, x: Tensor, t: Time) -> Tensor:
+        """Drift of the reverse SDE per unit of time going down, (B, *D)."""
+        return per_sample(self.schedule.beta(t), x) * (x / 2 - self._scaled_noise(x, t))
+
+    def diffusion(self, t: Time) -> Tensor:
+        """sqrt(beta), () or (B,)."""
+        return self.schedule.beta(t).sqrt()
 
     def among(self, rows: Tensor) -> ReverseSDE:
         """The same for some of the samples."""
@@ -75,16 +89,17 @@ class ReverseSDE:
 @final
 @dataclass(frozen=True)
 class Grid:
-    """A fixed number of network evaluations on the way from time 1 to end_time.
+    """A fixed number of network evaluations on the way from the final time to end_time.
 
     "exact": Euler steps between evenly spaced times that end at end_time, where with `denoise` the last
-    evaluation gives the posterior mean. "score_sde": that code's steps, all of size 1 / K, from K times that
+    evaluation gives the posterior mean. "score_sde": that code's steps, all of size 1 / K of the way from 0, from K times that
     end at end_time; with `denoise` the last of them shows its mean. They differ by a factor (K - 1) / K in
     the step size, and in the last step, which at small K is far too long in the second.
     """
 
     steps: int  # K, network evaluations
-    end_time: float = END_TIME
+    final_time: float
+    end_time: float
     denoise: bool = True
     convention: str = "exact"
 
@@ -94,7 +109,6 @@ class Grid:
         fewest = 2 if self.denoise or self.convention == "score_sde" else 1
         if self.steps != int(self.steps) or self.steps < fewest:
             raise ValueError(f"steps = {self.steps} is not an integer of at least {fewest}")
-        check_end_time(self.end_time)
 
     @property
     def posterior_mean_last(self) -> bool:
@@ -104,15 +118,19 @@ class Grid:
     def moves(self) -> list[tuple[float, float, float]]:
         """Euler steps as (time, next time, step size)."""
         if self.convention == "score_sde":
-            times = torch.linspace(1.0, self.end_time, self.steps, dtype=torch.float64).tolist()
-            return [(t, s, 1 / self.steps) for t, s in zip(times, [*times[1:], 0.0], strict=True)]
+            times = torch.linspace(self.final_time, self.end_time, self.steps, dtype=torch.float64).tolist()
+            return [(t, s, self.final_time / self.steps) for t, s in zip(times, [*times[1:], 0.0], strict=True)]
         count = self.steps if self.denoise else self.steps + 1
-        times = torch.linspace(1.0, self.end_time, count, dtype=torch.float64).tolist()
+        times = torch.linspace(self.final_time, self.end_time, count, dtype=torch.float64).tolist()
         return [(t, s, t - s) for t, s in pairwise(times)]
 
 
-def check_end_time(end_time: float) -> float:
-    """Refuse a time to stop at that is not between the ends of the SDE."""
-    if not 0 < end_time < 1:
-        raise ValueError(f"end_time = {end_time} is outside (0, 1); score_sde stops at {END_TIME}")
+def check_end_time(end_time: float | None, schedule: Schedule) -> float:
+    """The time to stop at: a small step above 0, as score_sde has it, since below the score is too steep to follow."""
+    if end_time is None:
+        return schedule.small_step
+    if not 0 < end_time < schedule.final_time:
+        raise ValueError(
+            f"end_time = {end_time} is outside (0, {schedule.final_time:g}); score_sde stops at {schedule.small_step:g}"
+        )
     return end_time

@@ -12,7 +12,7 @@ from optcov.prediction import Network, check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
 from optcov.solvers.result import NoiseSource, SolverResult, StepNoise
-from optcov.solvers.reverse_sde import END_TIME, Grid, ReverseSDE
+from optcov.solvers.reverse_sde import Grid, ReverseSDE, check_end_time
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch
 
@@ -27,7 +27,7 @@ def euler_maruyama(
     seed: int = 0,
     *,
     indices: Sequence[int] | None = None,
-    end_time: float = END_TIME,
+    end_time: float | None = None,
     denoise: bool = True,
     data_range: tuple[float, float] | None = None,
     convention: str = "exact",
@@ -36,7 +36,8 @@ def euler_maruyama(
     """Solve the reverse SDE by x + h drift + sqrt(beta h) z from start = x_1 (B, *D), in `steps` evaluations.
 
     noise: callable (t, s) -> (B, *D) instead of that of (seed, image, step). indices: the number of each
-    image. denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or
+    image. end_time: where to stop, by default a small step of the schedule above 0. denoise: spend the last
+    evaluation on the posterior mean there. convention: "exact", or
     "score_sde" for the steps of the paper's table (see `Grid`).
 
     >>> from optcov import Schedule, oracle
@@ -47,7 +48,8 @@ def euler_maruyama(
     (torch.Size([2, 1]), [10, 10])
     """
     sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
-    grid = Grid(steps, end_time, denoise, convention)
+    end_time = check_end_time(end_time, schedule)
+    grid = Grid(steps, schedule.final_time, end_time, denoise, convention)
     source, watch = NoiseSource(start, seed, indices, noise), FiniteWatch(start)
     x, moves = start, grid.moves()
     for number, (t, s, h) in enumerate(moves, start=1):
@@ -77,7 +79,7 @@ def ancestral_sampling(
 ) -> SolverResult:
     """Walk the Markov chain of DDPM with variance beta along the even trajectory, from start = x_1 (B, *D).
 
-    The even trajectory ends at time 1e-3, and the step from there to 0 shows its mean. data_range clips
+    The even trajectory ends at a small step above 0, and the step from there to 0 shows its mean. data_range clips
     x0_hat in every step.
     """
     process = ReverseProcess(network, ForwardProcess(schedule), "beta", data_range)
