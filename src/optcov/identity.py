@@ -77,6 +77,11 @@ def images_identity(images: Any) -> dict[str, str]:
     return known_by(checksum, len(images))
 
 
+def condition_identity(condition: Mapping[str, Tensor] | None) -> dict[str, str] | None:
+    """The entry for a condition: all of its tensors by name; None where there is none."""
+    return known_by(digest_tensors(condition), ", ".join(sorted(condition))) if condition else None
+
+
 def _some(images: Any, index: Tensor) -> Tensor:
     found: Tensor = images[index] if isinstance(images, Tensor) else images.unit(index)
     return found

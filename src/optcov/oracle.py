@@ -42,12 +42,21 @@ class GaussianMixture:
     weights: (J,), positive, scaled to sum to 1. means: (J, d). covariances: (J, d, d), or (J, d) for diagonal ones, or
     (J,) for isotropic ones. Points x_t are (B, d), or (B, *D) with d entries each.
 
+    labels: the class of each component, (J,), whole numbers 0..C-1. Then every moment can be asked given the class of
+    each point, `class_labels` (B,); C is the empty class, which says nothing. None means the empty class for all.
+
     >>> data = GaussianMixture([0.5, 0.5], [[-1.0, 0.0], [1.0, 0.0]], [0.1, 0.2])
     >>> data.noise_moments(torch.zeros(3, 2), Schedule.linear(), 500).mean.shape
     torch.Size([3, 2])
     """
 
-    def __init__(self, weights: Sequence[float] | Tensor, means: Any, covariances: Any):
+    def __init__(
+        self,
+        weights: Sequence[float] | Tensor,
+        means: Any,
+        covariances: Any,
+        labels: Sequence[int] | Tensor | None = None,
+    ):
         self.weights = torch.as_tensor(weights, dtype=torch.float64)
         self.means = torch.as_tensor(means, dtype=torch.float64)
         covariances = torch.as_tensor(covariances, dtype=torch.float64)
@@ -81,40 +90,65 @@ class GaussianMixture:
                 f"covariances must be positive semi-definite, but have the eigenvalue {float(self._values.min())}"
             )
         self._values = self._values.clamp(min=0.0)
+        self.labels = None if labels is None else _check_labels(torch.as_tensor(labels), count)
+
+    @property
+    def classes(self) -> int:
+        """C, which is also the number of the empty class; 0 without labels."""
+        return 0 if self.labels is None else int(self.labels.max()) + 1
+
+    def of_class(self, label: int) -> GaussianMixture:
+        """The data of one class alone."""
+        inside = torch.isfinite(self._log_weights(torch.tensor([label]))[0])
+        return GaussianMixture(self.weights[inside], self.means[inside], self.covariances[inside])
+
+    def class_log_probabilities(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+        """log p(class | x_t), (B, C); at t = 0 given data itself."""
+        shares = self.responsibilities(x_t, schedule, t)
+        if self.labels is None:
+            raise ValueError("this mixture has no classes; pass labels, one per component")
+        return torch.zeros(len(x_t), self.classes, dtype=torch.float64).index_add(1, self.labels, shares).log()
 
     def sample(self, count: int, seed: int = 0) -> Tensor:
         """Draw data points, (count, d), float64."""
-        generator = torch.Generator().manual_seed(seed)
-        component = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        component, generator = self._drawn_components(count, seed)
         noise = torch.randn(count, self.dimension, generator=generator, dtype=torch.float64)
         roots = (self._vectors * self._values.sqrt().unsqueeze(-2)) @ self._vectors.mT
         return self.means[component] + (roots[component] @ noise.unsqueeze(-1)).squeeze(-1)
 
-    def log_density(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+    def sample_labelled(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Draw data points with their classes, (count, d), float64, and (count,)."""
+        if self.labels is None:
+            raise ValueError("this mixture has no classes; pass labels, one per component")
+        return self.sample(count, seed), self.labels[self._drawn_components(count, seed)[0]]
+
+    def log_density(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Tensor:
         """log q(x_t) in nats, (B,); at t = 0 that of the data."""
-        return self._log_joint(x_t, *self._levels(schedule, t, len(x_t))).logsumexp(-1)
+        return self._log_joint(x_t, *self._levels(schedule, t, len(x_t)), class_labels).logsumexp(-1)
 
-    def responsibilities(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+    def responsibilities(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Tensor:
         """Probability of each component given x_t, (B, J)."""
-        return self._log_joint(x_t, *self._levels(schedule, t, len(x_t))).softmax(-1)
+        return self._log_joint(x_t, *self._levels(schedule, t, len(x_t)), class_labels).softmax(-1)
 
-    def noise_moments(self, x_t: Tensor, schedule: Schedule, t: Time) -> Moments:
+    def noise_moments(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Moments:
         """E[eps | x_t] and Cov[eps | x_t]."""
+        share = self.responsibilities(x_t, schedule, t, class_labels)
         alpha_bar, beta_bar = self._levels(schedule, t, len(x_t))
         deviation, total = self._in_eigenbasis(x_t, alpha_bar, beta_bar)
         means = self._rotate_back(beta_bar.sqrt()[:, None, None] * deviation / total)
-        return self._mix(x_t, alpha_bar, beta_bar, means, alpha_bar[:, None, None] * self._values / total)
+        return self._mix(share, means, alpha_bar[:, None, None] * self._values / total)
 
-    def clean_moments(self, x_t: Tensor, schedule: Schedule, t: Time) -> Moments:
+    def clean_moments(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Moments:
         """E[x_0 | x_t] and Cov[x_0 | x_t]."""
+        share = self.responsibilities(x_t, schedule, t, class_labels)
         alpha_bar, beta_bar = self._levels(schedule, t, len(x_t))
         deviation, total = self._in_eigenbasis(x_t, alpha_bar, beta_bar)
         means = self.means + self._rotate_back(alpha_bar.sqrt()[:, None, None] * self._values * deviation / total)
-        return self._mix(x_t, alpha_bar, beta_bar, means, beta_bar[:, None, None] * self._values / total)
+        return self._mix(share, means, beta_bar[:, None, None] * self._values / total)
 
-    def noise_square(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
+    def noise_square(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Tensor:
         """E[eps^2 | x_t], (B, d): what a perfect SN head returns."""
-        moments = self.noise_moments(x_t, schedule, t)
+        moments = self.noise_moments(x_t, schedule, t, class_labels)
         return moments.covariance.diagonal(dim1=-2, dim2=-1) + moments.mean.square()
 
     def noise_outer(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
@@ -122,10 +156,12 @@ class GaussianMixture:
         moments = self.noise_moments(x_t, schedule, t)
         return moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
 
-    def reverse_moments(self, x_t: Tensor, forward: ForwardProcess, t: Time, s: Time) -> Moments:
+    def reverse_moments(
+        self, x_t: Tensor, forward: ForwardProcess, t: Time, s: Time, class_labels: Tensor | None = None
+    ) -> Moments:
         """Exact mean and covariance of q(x_s | x_t), which is not Gaussian."""
         bridge = forward.bridge(t, s)
-        clean = self.clean_moments(x_t, forward.schedule, t)
+        clean = self.clean_moments(x_t, forward.schedule, t, class_labels)
         weight, kept, spread = (
             value.expand(len(x_t)) for value in (bridge.clean_weight, bridge.noisy_weight, bridge.variance)
         )
@@ -140,15 +176,20 @@ class GaussianMixture:
 
         error: a number, a tensor that broadcasts to x_t, or a function of (x_t, t). The NPR heads know the error
         (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it. The range head is the optimum of
-        Improved DDPM's loss, which scores single steps of the full process (real times: steps of 1/1000).
+        Improved DDPM's loss, which scores single steps of the full process (`Schedule.small_step`). If the mixture has
+        labels, the network needs the condition `class_labels`, (B,).
         """
 
-        def predict(x_t: Tensor, t: Time) -> NoisePrediction:
+        def predict(x_t: Tensor, t: Time, class_labels: Tensor | None = None) -> NoisePrediction:
+            if self.labels is not None and class_labels is None:
+                raise ValueError(
+                    f"this network needs the condition class_labels, one per point; {self.classes} is the empty class"
+                )
             if not x_t.is_floating_point():
                 raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
             if bool((schedule.check_times(t) == 0).any()):
                 raise ValueError("time 0 is data: there is no noise to predict; ask at a time above 0")
-            moments = self.noise_moments(x_t, schedule, t)
+            moments = self.noise_moments(x_t, schedule, t, class_labels)
             variance = moments.covariance.diagonal(dim1=-2, dim2=-1)
             offset = torch.zeros_like(moments.mean)
             if error is not None:
@@ -166,6 +207,10 @@ class GaussianMixture:
             return NoisePrediction(noise.to(x_t.dtype), {name: head.to(x_t.dtype) for name, head in heads.items()})
 
         return predict
+
+    def _drawn_components(self, count: int, seed: int) -> tuple[Tensor, torch.Generator]:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.multinomial(self.weights, count, replacement=True, generator=generator), generator
 
     def _levels(self, schedule: Schedule, t: Time, batch: int) -> tuple[Tensor, Tensor]:
         """alpha_bar and beta_bar, each (B,)."""
@@ -185,19 +230,46 @@ class GaussianMixture:
     def _rotate_back(self, coordinates: Tensor) -> Tensor:
         return torch.einsum("jik,bjk->bji", self._vectors, coordinates)
 
-    def _log_joint(self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor) -> Tensor:
-        """log(weights_j N(x_t; component j)), (B, J)."""
+    def _log_joint(
+        self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor, class_labels: Tensor | None = None
+    ) -> Tensor:
+        """log(weights_j N(x_t; component j)), (B, J), the weights being those within the class."""
         deviation, total = self._in_eigenbasis(x_t, alpha_bar, beta_bar)
         exponent = (deviation.square() / total + total.log()).sum(-1) + self.dimension * LOG_2_PI
-        return self.weights.log() - exponent / 2
+        if class_labels is not None and class_labels.shape != (len(x_t),):
+            raise ValueError(
+                f"class_labels have shape {tuple(class_labels.shape)}, but there are {len(x_t)} points; pass one each"
+            )
+        weights = self.weights.log() if class_labels is None else self._log_weights(class_labels)
+        return weights - exponent / 2
 
-    def _mix(self, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor, means: Tensor, eigenvalues: Tensor) -> Moments:
-        """Moments of the mixture from its components' means (B, J, d) and covariance eigenvalues (B, J, d)."""
-        share = self._log_joint(x_t, alpha_bar, beta_bar).softmax(-1)
+    def _log_weights(self, class_labels: Tensor) -> Tensor:
+        """log of the weights within each class, (B, J); minus infinity for components of other classes."""
+        if self.labels is None:
+            raise ValueError("this mixture has no classes; pass labels, one per component")
+        asked = class_labels.long().cpu()
+        outside = (asked < 0) | (asked > self.classes)
+        if bool(outside.any()):
+            raise ValueError(
+                f"class {int(asked[outside][0])} is none of 0..{self.classes - 1}, nor the empty class {self.classes}"
+            )
+        inside = (asked[:, None] == self.labels) | (asked[:, None] == self.classes)
+        return torch.where(inside, self.weights, 0.0).log().log_softmax(-1)
+
+    def _mix(self, share: Tensor, means: Tensor, eigenvalues: Tensor) -> Moments:
+        """Moments of the mixture from its components' shares (B, J), means and covariance eigenvalues (B, J, d)."""
         mean = torch.einsum("bj,bji->bi", share, means)
         between = means - mean[:, None, :]
         covariance = torch.einsum("bj,jik,bjk,jlk->bil", share, self._vectors, eigenvalues, self._vectors)
         return Moments(mean, covariance + torch.einsum("bj,bji,bjk->bik", share, between, between))
+
+
+def _check_labels(labels: Tensor, count: int) -> Tensor:
+    if labels.shape != (count,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be {count} whole numbers, one per component, got {labels.tolist()}")
+    if sorted(set(labels.tolist())) != list(range(int(labels.max()) + 1)):
+        raise ValueError(f"labels must number the classes from 0 without a gap, got {sorted(set(labels.tolist()))}")
+    return labels.long()
 
 
 def _range_of(residual: Tensor, schedule: Schedule, t: Time) -> Tensor:

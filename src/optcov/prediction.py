@@ -229,6 +229,17 @@ def check_condition(condition: Mapping[str, Tensor] | None, count: int) -> dict[
     return dict(condition or {})
 
 
+def condition_of(source: object, index: Tensor) -> dict[str, Tensor]:
+    """What a source of data tells a network about the data at the index: its own `condition(index)`, or nothing."""
+    offered = getattr(source, "condition", None)
+    return check_condition(offered(index), len(index)) if callable(offered) else {}
+
+
+def take(condition: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """The condition of some of the images."""
+    return {name: value[index.to(value.device)] for name, value in condition.items()}
+
+
 def check_kind(kind: str) -> str:
     """Return the name of a parameterisation, or raise a ValueError that lists the known ones."""
     if kind not in PARAMETERISATIONS:

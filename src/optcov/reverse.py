@@ -17,7 +17,7 @@ from torch import Tensor
 from optcov.covariances import Bounds, Covariance, PerTime, make_covariance
 from optcov.forward import Bridge, ForwardProcess
 from optcov.gaussian import Gaussian
-from optcov.prediction import Network, Prediction
+from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Time
 
 
@@ -81,6 +81,8 @@ class ReverseProcess:
         bridge, (signal, spread) = self.forward.bridge(t, s), self.forward.levels(t)
         if not isinstance(x_t, Tensor) or x_t.ndim < 2 or not x_t.is_floating_point():
             raise _not_points(x_t)
+        if condition:
+            check_condition(condition, len(x_t))
         prediction = Prediction.of(self.network(x_t, t, **condition), x_t, t, signal, spread).require_finite()
         return self._step(prediction, bridge, s)
 
@@ -92,6 +94,8 @@ class ReverseProcess:
         """Ask the network about x_t (B, *D), without looking at the values it returns."""
         if not isinstance(x_t, Tensor) or x_t.ndim < 2 or not x_t.is_floating_point():
             raise _not_points(x_t)
+        if condition:
+            check_condition(condition, len(x_t))
         signal, spread = self.forward.levels(t)
         return Prediction.of(self.network(x_t, t, **condition), x_t, t, signal, spread)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
+
+import torch
+from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.covariances import Covariance
+from optcov.identity import condition_identity
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
+from optcov.prediction import check_condition, take
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
 from optcov.solvers import SolverResult
@@ -20,6 +25,7 @@ class Sampler:
 
     trajectory: "even", "quadratic", "optimal" or a Trajectory, for methods that step along one. noise_cap: the paper's
     y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which chooses its own steps.
+    condition: what else the network takes by name, each a tensor whose entry i belongs to image number i.
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -38,6 +44,7 @@ class Sampler:
         noise_cap: float | None = None,
         last_step: str = "mean",
         tolerance: float = 0.05,
+        condition: Mapping[str, Tensor] | None = None,
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
@@ -54,6 +61,7 @@ class Sampler:
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
+        self.condition = check_condition(condition, max(map(len, (condition or {}).values()), default=0))
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
 
     @property
@@ -84,10 +92,12 @@ class Sampler:
             "noise_cap": self.noise_cap,
             "last_step": self.last_step,
             "tolerance": self.tolerance if self.adaptive else None,
+            "condition": condition_identity(self.condition),
         }
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
         """Draw the images with these numbers."""
+        device = next(self.bundle.unet.parameters()).device
         return draw(
             self.method,
             self.bundle.network.only(),  # for solvers without a covariance; a process has its own
@@ -102,9 +112,19 @@ class Sampler:
             noise_cap=self.noise_cap,
             last_step=self.last_step,
             relative_tolerance=self.tolerance,
+            condition=self._condition_of(indices, device),
             callback=callback,
-            device=next(self.bundle.unet.parameters()).device,
+            device=device,
         )
+
+    def _condition_of(self, indices: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+        for name, value in self.condition.items():
+            if len(indices) and not 0 <= min(indices) <= max(indices) < len(value):
+                raise ValueError(
+                    f"condition {name!r} has {len(value)} entries, but image number {max(indices)} is asked for; pass "
+                    f"one entry for each number from 0"
+                )
+        return {name: value.to(device) for name, value in take(self.condition, torch.as_tensor(indices)).items()}
 
 
 def suggested_method(bundle: Bundle) -> str:

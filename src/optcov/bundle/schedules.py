@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,11 @@ _FAMILIES: dict[str, Builder] = {  # of discrete schedules; the others are class
 
 def _builders() -> dict[str, Builder]:
     """All there are by name; a class that somebody adds is among them."""
-    return {**{name: (kind, kind.setting_types) for name, kind in Schedule.registry.items()}, **_FAMILIES}
+    return {**{name: (kind, _numbers(kind)) for name, kind in Schedule.registry.items()}, **_FAMILIES}
+
+
+def _numbers(kind: type[Schedule]) -> dict[str, Any]:
+    return dict.fromkeys(inspect.signature(kind).parameters, (int, float))
 
 
 def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
@@ -61,5 +66,5 @@ def schedule_spec(schedule: Schedule) -> dict[str, Any]:
     """Describe a schedule by its dictionary, with the name of its family where it has one."""
     spec = schedule.spec()
     if spec["kind"] not in _builders():
-        raise BundleError(f"{schedule!r} cannot be written down; give its class a name and setting_types")
+        raise BundleError(f"{schedule!r} cannot be written down; give its class a name")
     return spec

@@ -11,25 +11,75 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
 from optcov.fitting.config import TrainingError
+from optcov.identity import condition_identity
+from optcov.prediction import check_condition, condition_of, take
 from optcov.schedule import Schedule
 
 MOST = 2**20  # images of a batch: beyond, a slip of the finger would fill the memory
 
 
 class Source(Protocol):
-    """Where clean data comes from; `optcov.data.ImageSet` is one."""
+    """Where clean data comes from; `optcov.data.ImageSet` is one.
+
+    A source may also have `condition(index) -> {name: tensor}`, what a network is told about the data besides; see
+    `Conditioned`.
+    """
 
     def __len__(self) -> int: ...
 
     def unit(self, index: Tensor) -> Tensor:
         """Data points at the index, float32 (m, *D), scaled as the network sees them."""
         ...
+
+
+@final
+@dataclass(frozen=True)
+class Conditioned:
+    """A source with what the network is told about its data, each a tensor with one entry per data point.
+
+    What else the source knows (`shape`, `checksum`, ...) is asked of the source itself.
+    """
+
+    source: Source
+    known: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        check_condition(self.known, len(self.source))
+
+    @staticmethod
+    def by_labels(source: Source) -> Conditioned:
+        """The source's labels are the condition."""
+        labels = getattr(source, "labels", None)
+        if not isinstance(labels, Tensor):
+            raise TrainingError("the images have no labels to train on; leave --labels out, or give labelled images")
+        return Conditioned(source, {"class_labels": labels})
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def unit(self, index: Tensor) -> Tensor:
+        """Data points at the index."""
+        return self.source.unit(index)
+
+    def condition(self, index: Tensor) -> dict[str, Tensor]:
+        """What the network is told about them."""
+        return take(self.known, index)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("source", "known"):  # not set yet, as in a copy on its way
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+
+def condition_entry(source: Source) -> dict[str, str] | None:
+    """The entry of an identity for what a source tells a network; None if it tells nothing."""
+    return condition_identity(condition_of(source, torch.arange(len(source))))
 
 
 @final
@@ -133,18 +183,21 @@ class Batches:
             x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(-1), x_0)
         times = draw_times(self.schedule, len(x_0), generator, self.levels)
         noise = torch.randn(x_0.shape, generator=generator)
-        if self.labels is None:
-            return Batch(x_0, times, noise)
-        return Batch(x_0, times, noise, self.labels.condition(self._known_labels()[index], generator))
+        condition = condition_of(self._told(), index)
+        if self.labels is not None:
+            condition |= self.labels.condition(condition["class_labels"], generator)
+        return Batch(x_0, times, noise, condition)
 
-    def _known_labels(self) -> Tensor:
-        known = getattr(self.source, "labels", None)
-        if not isinstance(known, Tensor):
-            raise TrainingError("the images have no labels to train on; leave --labels out, or give labelled images")
-        return known
+    def _told(self) -> Source:
+        """The source with its condition, which are its labels if these are asked for and it offers nothing itself."""
+        offers = self.labels is None or callable(getattr(self.source, "condition", None))
+        return self.source if offers else Conditioned.by_labels(self.source)
 
     def _check_labels(self, classes: int) -> None:
-        low, high = (int(end) for end in torch.aminmax(self._known_labels()))
+        known = condition_of(self._told(), torch.arange(len(self.source))).get("class_labels")
+        if known is None:
+            raise TrainingError("the source offers no class_labels, so that no share of them can be left out")
+        low, high = (int(end) for end in torch.aminmax(known))
         if not 0 <= low <= high < classes:
             raise TrainingError(f"labels run from {low} to {high}, but {classes} classes are 0 to {classes - 1}")
 

@@ -56,6 +56,7 @@ def calibrate(
 ) -> Calibration:
     """Compare a head's predictions with its targets on held-out data, at times drawn as in training.
 
+    source: what it offers as `condition(index)`, the network is told.
     progress: called with the batches done and the batches to do, after each.
     """
     if head not in network.heads or not of_head(head).has_posterior:

@@ -16,7 +16,7 @@ from torch import Tensor
 from optcov import storage
 from optcov.bundle import Bundle
 from optcov.bundle.bundle import CONFIG, PROVENANCE
-from optcov.data import ImageSet
+from optcov.fitting.batches import Source, condition_entry
 from optcov.fitting.config import TrainingError
 from optcov.identity import changes, check_unchanged, digest_numbers, images_identity, known_by
 
@@ -26,8 +26,8 @@ RECORD = "fit"  # section of a bundle's history
 def fit_identity(
     bundle: Bundle,
     fitted: Collection[str],
-    train: ImageSet,
-    held_out: ImageSet | None,
+    train: Source,
+    held_out: Source | None,
     times: Tensor,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def fit_identity(
         **identity,
         "fitted heads": sorted(fitted),
         "images": images_identity(train),
+        "condition": condition_entry(train),
         "held-out images": None if held_out is None else images_identity(held_out),
         "times": known_by(digest_numbers(times), len(times)),
         **options,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from optcov.covariances import Covariance, of_head
 from optcov.fitting.config import TrainingError
 from optcov.fitting.targets import HeadTask, head_task
 from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
+from optcov.prediction import check_condition
 
 
 def new_heads(
@@ -20,19 +21,22 @@ def new_heads(
     kind: str | None = None,
     loss: str = "gamma",
     seed: int = 0,
+    condition: Mapping[str, Tensor] | None = None,
 ) -> dict[str, HeadTask]:
     """Fresh heads by name ("sn", "npr", "range") that fit the network's features.
 
     example: data (1, *D) of the shape to come. kind: "timed" | "conv" | "residual" | "dense"; by default timed for
     images with loss "gamma", conv for images with loss "mse", dense for vectors. loss: "gamma" gives exponential
     outputs, "mse" the paper's linear ones; the learned range is a linear convolution head unless the others are
-    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one.
+    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one. condition: what the
+    network is told about the example.
     """
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
     kinds = {name: of_head(name) for name in names}  # refuses unknown ones
     with torch.no_grad():
-        output = network.features(example, network.schedule.final_time)
+        told = check_condition(condition, len(example))
+        output = network.features(example, network.schedule.final_time, **told)
     if (kind == "dense") != (example.ndim == 2) and kind is not None:
         raise TrainingError(
             f"heads of kind {kind!r} do not read features of shape {tuple(output.features.shape)}; "

@@ -23,9 +23,10 @@ from optcov.fitting.batches import Source, step_generator
 from optcov.fitting.config import TrainingError
 from optcov.fitting.journal import Journal
 from optcov.forward import ForwardProcess
-from optcov.identity import images_identity
+from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
+from optcov.prediction import condition_of
 from optcov.schedule import Schedule
 
 
@@ -55,7 +56,8 @@ def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
     levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)
     times = schedule.time_at(levels)
     times[0], times[-1] = first, schedule.final_time
-    return torch.unique(schedule.nearest(times))  # ascending
+    ascending: Tensor = torch.unique(schedule.nearest(times))
+    return ascending
 
 
 def measure(
@@ -69,9 +71,11 @@ def measure(
 ) -> Iterator[TimeRecord]:
     """Measure at each of the times of the network's own schedule; yields a record as each is done.
 
+    source: what it offers as `condition(index)`, the network is told.
     directory: keeps the records, so that a run that was stopped goes on where it was.
     """
     chosen = chosen_images(source, images, seed)
+    condition_of(source, chosen)  # refuses one that does not fit before the first evaluation
     grid = network.native_schedule.check_times(torch.as_tensor(times))
     accelerator = processes.accelerator()
     journal: Journal | None = None
@@ -96,6 +100,7 @@ def _identity(network: HeadedNetwork, source: Source, chosen: Tensor, seed: int)
     return {
         **network.identity(heads=()),
         "data": images_identity(source),
+        "condition": condition_identity(condition_of(source, chosen)),
         "images per time": len(chosen),
         "seed": seed,
     }
@@ -118,7 +123,8 @@ def _measure_at(
         x_0 = source.unit(index).to(accelerator.device)
         noise = batch_noise(seed, index.tolist(), 0, x_0.shape[1:]).to(x_0)
         x_t = process.diffuse(x_0, t, noise)
-        predicted = network.prediction_from(network.features(x_t, t), x_t, t).noise
+        condition = {name: value.to(x_0.device) for name, value in condition_of(source, index).items()}
+        predicted = network.prediction_from(network.features(x_t, t, **condition), x_t, t).noise
         per_image = torch.stack([_mean_square(predicted), _mean_square(noise - predicted)])
         sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
     total = accelerator.reduce(sums, "sum").cpu() / len(chosen)

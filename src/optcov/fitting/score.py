@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
+from optcov.fitting.batches import Source, step_generator
 from optcov.fitting.config import TrainingError
 from optcov.metrics import FeatureStatistics, find_extractor, frechet_distance
 from optcov.metrics.sources import Drawing, draw_images
 from optcov.networks import HeadedNetwork
+from optcov.prediction import condition_of
 
 
 @final
@@ -38,11 +42,16 @@ class ScoreSettings:
 
 @final
 class SampleScore:
-    """Call it for the score of the weights that are in the network now; lower is better."""
+    """Call it for the score of the weights that are in the network now; lower is better.
 
-    def __init__(self, network: HeadedNetwork, images: ImageSet, settings: ScoreSettings):
+    told: the images with what the network is told about them; samples are told the same, in the same proportions.
+    """
+
+    def __init__(self, network: HeadedNetwork, images: ImageSet, settings: ScoreSettings, told: Source | None = None):
         self.network, self.image_shape, self.settings = network, images.shape, settings
         self._extractor = find_extractor(settings.features)
+        order = torch.randperm(len(images), generator=step_generator(settings.seed, "score", 0))
+        self._condition = condition_of(told, order[torch.arange(settings.samples) % len(images)])
         # at once: images that the features are not made for should not cost the steps to the first checkpoint
         self._wanted = FeatureStatistics.of(self._extractor.features(images))
 
@@ -50,5 +59,5 @@ class SampleScore:
         """Frechet distance of fresh samples to the training images."""
         bundle = Bundle(self.network, self.image_shape)
         drawing = Drawing(self.settings.samples, self.settings.steps, self.settings.seed)
-        drawn = draw_images(bundle, self.settings.method, drawing)
+        drawn = draw_images(bundle, self.settings.method, drawing, self._condition)
         return frechet_distance(FeatureStatistics.of(self._extractor.features(drawn)), self._wanted)

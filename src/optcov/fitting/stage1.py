@@ -18,7 +18,7 @@ import torch
 
 from optcov.bundle.weights import save_head, save_unet
 from optcov.data import ImageSet
-from optcov.fitting.batches import Batches, Labels, NoiseLevels
+from optcov.fitting.batches import Batches, Conditioned, Labels, NoiseLevels
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import StepRecord, Training
@@ -26,6 +26,7 @@ from optcov.fitting.objectives import JointObjective, NoiseObjective
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.networks.unet import build_unet
+from optcov.prediction import condition_of
 from optcov.schedule import Schedule
 
 SCHEDULES = {"vp_sde": Schedule.vp_sde, "linear": Schedule.linear, "cosine": Schedule.cosine}
@@ -124,10 +125,14 @@ def train_noise_predictor(
         **({"levels": asdict(levels)} if levels else {}),
         **({"empty_share": empty_share, "labels": label_checksum(images)} if labels else {}),
     }
-    batches = Batches(images, network.schedule, config.batch_size, config.seed, flip, levels, labels)
-    scorer = None if score is None else SampleScore(network, images, score)
+    source = Conditioned.by_labels(images) if labels else images
+    batches = Batches(source, network.schedule, config.batch_size, config.seed, flip, levels, labels)
+    scorer = None if score is None else SampleScore(network, images, score, source)
     example = images.unit(torch.arange(1))
-    tasks = new_heads(network, example, joint_heads, "residual", seed=config.seed) if joint_heads else {}
+    told = condition_of(source, torch.arange(1))
+    tasks = (
+        new_heads(network, example, joint_heads, "residual", seed=config.seed, condition=told) if joint_heads else {}
+    )
     objective = JointObjective(network, tasks) if tasks else NoiseObjective(network)
     training = Training(objective, batches, config, directory, identity, scorer)
     yield from training.run()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from optcov import processes
 from optcov.bundle import NumbersPerTime
-from optcov.fitting.batches import Batches
+from optcov.fitting.batches import Batches, condition_entry
 from optcov.fitting.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_least_squares, log_estimate
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.loop import Score, StepRecord, Training
@@ -184,7 +184,9 @@ def train_heads(
     """
     before = fingerprint(network.backbone)
     objective = HeadObjective(network, tasks, loss, dropout)
-    trained = {"trained heads": sorted(tasks), "loss": loss, "dropout": dropout}
+    trained: dict[str, Any] = {"trained heads": sorted(tasks), "loss": loss, "dropout": dropout}
+    if (told := condition_entry(batches.source)) is not None:
+        trained["condition"] = told
     identity = {**(identity or {}), **network.identity(heads=()), **trained}
     yield from Training(objective, batches, config, directory, identity, score).run()
     assert fingerprint(network.backbone) == before, "the frozen backbone changed"

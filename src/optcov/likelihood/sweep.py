@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from optcov.covariances import Covariance, PerTime
-from optcov.identity import check_unchanged, digest, digest_numbers, images_identity, known_by
+from optcov.identity import check_unchanged, condition_identity, digest, digest_numbers, images_identity, known_by
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
 from optcov.likelihood.designs import DesignSet, default_designs
@@ -34,7 +34,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
 )
 from optcov.networks import HeadedNetwork
-from optcov.prediction import check_condition
+from optcov.prediction import check_condition, condition_of, take
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
 from optcov.storage import StorageError, read_tensors, write_tensors
@@ -102,6 +102,8 @@ class Sweep:
         check_cdf(cdf)
         self.last_variances = tuple(check_last_variance(name) for name in last_variances)
         self.process, self.images, self.cdf = process, images, cdf
+        if condition is None:
+            condition = condition_of(images, torch.arange(len(images)))
         self.condition = check_condition(condition, len(images))
         self.grid = TimeGrid(process.forward, _all_times(process) if times is None else times)
         self.seed, self.noise, self.batch_size = seed, noise, _positive(batch_size, "batch_size")
@@ -160,7 +162,7 @@ class Sweep:
             noise = seeded_noise(self.process.forward.schedule, self.seed, index.tolist(), shape, x_0.dtype)(t)
         else:
             noise = self.noise(t)[index]
-        condition = {name: value[index].to(x_0.device) for name, value in self.condition.items()}
+        condition = {name: value.to(x_0.device) for name, value in take(self.condition, index).items()}
         seen = observe(self.process, x_0, t, noise, condition)
         if self._sums is None:
             self._sums = self._allocate(x_0[0].numel(), list(seen.prediction.heads))
@@ -223,6 +225,7 @@ class Sweep:
             "seed": self.seed,
             "groups": self.groups,
             "images": images_identity(self.images),
+            "condition": condition_identity(self.condition),
             "share of the images": [int(self.members[0]), len(self.members)],
             "noise": "by seed" if self.noise is None else "given",
             "designs": self._designs(),
@@ -270,7 +273,8 @@ def cost_table(
     images: (n, *D), or a source of batches. designs: names, or estimator objects by name; by default all that need
     no head and those whose head the network has.
 
-    condition: what else the network takes by name, each a tensor with one entry per image.
+    condition: what else the network takes by name, each a tensor with one entry per image; by default what the source
+    of images itself offers as `condition(index)`.
 
     times: a sub-grid of times that ends at the final one; default all of them, for real times i / 1000.
     seed: noise depends on (seed, image, t) alone; `elbo` with the same seed sees the same. noise: callable t -> noise

@@ -7,7 +7,7 @@ BUNDLE:METHOD                             images drawn from a bundle, e.g. fashi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -111,14 +111,19 @@ def _is_bundle(name: str) -> bool:
     return True
 
 
-def draw_images(bundle: Bundle, method: str, drawing: Drawing) -> data.ImageSet:
-    """Images drawn from a bundle along an even trajectory, with the noise cap that goes with the method."""
-    return _drawn(_sampler(bundle, method, drawing), drawing)
+def draw_images(
+    bundle: Bundle, method: str, drawing: Drawing, condition: Mapping[str, Tensor] | None = None
+) -> data.ImageSet:
+    """Images drawn from a bundle along an even trajectory, with the noise cap that goes with the method.
+
+    condition: what else the network takes by name, each a tensor with one entry per image number.
+    """
+    return _drawn(_sampler(bundle, method, drawing, condition), drawing)
 
 
-def _sampler(bundle: Bundle, method: str, drawing: Drawing) -> Sampler:
+def _sampler(bundle: Bundle, method: str, drawing: Drawing, condition: Mapping[str, Tensor] | None = None) -> Sampler:
     check_draws_images(bundle)
-    return Sampler(bundle, method, drawing.steps, drawing.seed)
+    return Sampler(bundle, method, drawing.steps, drawing.seed, condition=condition)
 
 
 def check_draws_images(bundle: Bundle) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -46,7 +46,7 @@ class Schedule(ABC):
     """Noise levels by time.
 
     Build one by `linear`, `cosine`, `vp_sde`, `ve_sde`, `edm`, `flow`, `from_betas` or `from_diffusers`. A new one is a
-    subclass with the four abstract methods; with a name and the types of its settings, a bundle can store it.
+    subclass with the four abstract methods; if it has a name and its arguments are numbers, bundles can store it.
 
     >>> schedule = Schedule.linear()
     >>> round(float(schedule.alpha_bar(500)), 6)
@@ -61,7 +61,6 @@ class Schedule(ABC):
     argument_scale: float = 999.0  # a network trained on it is told its time times this
     preserves_variance: bool = True  # whether alpha_bar + beta_bar = 1 at every time
     name: str = ""  # as `spec` calls it
-    setting_types: ClassVar[Mapping[str, Any]] = {}  # of the arguments that build it, as JSON has them
     betas: Tensor  # of a discrete schedule alone
     registry: ClassVar[dict[str, type[Schedule]]] = {}
 

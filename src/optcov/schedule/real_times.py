@@ -10,15 +10,12 @@ from torch import Tensor
 
 from optcov.schedule.base import Schedule, Time, check_signal_left
 
-_NUMBER = (int, float)
-
 
 @final
 class VPSchedule(Schedule):
     """dx = -beta(t)/2 x dt + sqrt(beta(t)) dw, so that log alpha_bar = -integral of beta."""
 
     name = "vp_sde"
-    setting_types = {"beta_min": _NUMBER, "beta_max": _NUMBER}
 
     def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0):
         if not 0 < beta_min <= beta_max < math.inf:
@@ -51,7 +48,6 @@ class VESchedule(Schedule):
     """dx = g(t) dw with sigma(t) = sigma_min (sigma_max / sigma_min)^t, so that no signal is lost."""
 
     name = "ve_sde"
-    setting_types = {"sigma_min": _NUMBER, "sigma_max": _NUMBER}
     preserves_variance = False
 
     def __init__(self, sigma_min: float = 0.01, sigma_max: float = 50.0):
@@ -79,7 +75,6 @@ class EDMSchedule(Schedule):
     """x_t = x_0 + t eps: the time is the noise level itself."""
 
     name = "edm"
-    setting_types = {"sigma_min": _NUMBER, "sigma_max": _NUMBER}
     preserves_variance = False
     argument_scale = 1.0
 

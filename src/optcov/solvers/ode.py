@@ -1,4 +1,4 @@
-"""The probability flow ODE of a schedule with real times: fixed Euler steps as in the paper's table, or adaptive ones."""
+"""The probability flow ODE: fixed Euler steps as in the paper's table, or adaptive ones."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
-from optcov.prediction import Network
+from optcov.prediction import Network, take
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time
 
@@ -78,8 +78,8 @@ class ReverseSDE(ProbabilityFlow):
 
     def among(self, rows: Tensor) -> ReverseSDE:
         """The same for some of the samples."""
-        condition = {name: value[rows.to(value.device)] for name, value in self.condition.items()}
-        return ReverseSDE(self._process.network, self.schedule, self._process.data_range, condition)
+        process = self._process
+        return ReverseSDE(process.network, self.schedule, process.data_range, take(self.condition, rows))
 
     def _scaled_noise(self, x: Tensor, t: Time) -> Tensor:
         noise = self._process.predict(x, t, **self.condition).noise
@@ -92,7 +92,7 @@ class Grid:
     """A fixed number of network evaluations on the way from the final time to end_time.
 
     "exact": Euler steps between evenly spaced times that end at end_time, where with `denoise` the last
-    evaluation gives the posterior mean. "score_sde": that code's steps, all of size 1 / K of the way from 0, from K times that
+    evaluation gives the posterior mean. "score_sde": that code's steps, all of size 1 / K, from K times that
     end at end_time; with `denoise` the last of them shows its mean. They differ by a factor (K - 1) / K in
     the step size, and in the last step, which at small K is far too long in the second.
     """
