@@ -1,6 +1,6 @@
 """Training: stage 1 (the noise predictor), stage 2 (its heads), the closed-form fit, and numbers per time."""
 
-from optcov.fitting.batches import Batch, Batches, Source
+from optcov.fitting.batches import Batch, Batches, Conditioned, Source
 from optcov.fitting.calibration import Calibration, calibrate
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.heads import new_heads
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "Batches",
     "Calibration",
+    "Conditioned",
     "HeadFit",
     "HeadObjective",
     "HeadTask",
