@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table, suggest
-from optcov.cli.progress import track
+from optcov.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import announce, command_line, finish, print_json
-from optcov.cli.progress import track
+from optcov.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
