@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,6 +53,11 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
 
 def schedule_spec(schedule: Schedule) -> dict[str, Any]:
     """Describe a schedule by its dictionary, with the name of its family where it has one."""
+    return dict(_spec(schedule))
+
+
+@lru_cache(maxsize=64)  # every trajectory of a bundle asks it of the same few schedules
+def _spec(schedule: Schedule) -> dict[str, Any]:
     if isinstance(schedule, VPSchedule):
         return {"kind": "vp_sde", "beta_min": schedule.beta_min, "beta_max": schedule.beta_max}
     if isinstance(schedule, VESchedule):
