@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import struct
@@ -192,9 +191,10 @@ def test_an_eta_that_is_almost_zero_is_refused_in_one_sentence(
 def test_a_seed_that_no_generator_takes_is_refused_with_the_range(
     saved: Path, tmp_path: Path, optcov: CommandLine, command: str, seed: str
 ) -> None:
-    said = optcov(command, saved / "small", saved / "images.npy", f"--seed={seed}", "--out", tmp_path / "out")
+    out = () if command == "frechet" else ("--out", tmp_path / "out")
+    said = optcov(command, saved / "small", saved / "images.npy", f"--seed={seed}", *out)
     assert said.code == 2
-    assert f"'--seed': {seed} is not in the range 0<=x<={2**63 - 1}" in said.err
+    assert f"--seed {seed} is out of range; use a whole number from 0 to {2**63 - 1}" in said.err
     assert len(said.err.splitlines()) == 1
 
 
@@ -203,7 +203,7 @@ def test_more_images_than_there_is_noise_for_are_refused_at_once(
 ) -> None:
     said = optcov("sample", saved / "small", "--n", 99999999999, "--steps", 2, "--out", tmp_path / "out")
     assert said.code == 2
-    assert "99999999999 is not in the range 1<=x<=4294967296" in said.err
+    assert "--n 99999999999 is more than the 4294967296 images" in said.err
     assert not (tmp_path / "out").exists()
 
 
@@ -360,13 +360,6 @@ def test_the_orientation_of_a_camera_is_applied(tmp_path: Path, kind: str, orien
     assert tuple(found.shape) == ((8, 16) if orientation > 4 else (16, 8))
     assert half.float().mean() > 200
     assert found.float().mean() < 150
-
-
-def test_an_orientation_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    Image.new("L", (4, 6)).save(buffer, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x05rubbish")
-    (tmp_path / "a.jpg").write_bytes(buffer.getvalue())
-    assert data.load(tmp_path, "all").shape == (1, 6, 4)
 
 
 def test_json_is_read_without_numbers_of_hundreds_of_digits(tmp_path: Path) -> None:

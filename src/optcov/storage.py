@@ -136,7 +136,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """JSON without whole numbers that are too large for any arithmetic with fractions; a ValueError says what is wrong."""
+    """JSON without whole numbers that no float could hold; a ValueError says what is wrong."""
     return json.loads(text, parse_int=_whole_number)
 
 

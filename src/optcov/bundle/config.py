@@ -98,9 +98,11 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def _number(container: Any, name: str) -> float:
-    value = _mapping(container, "time_argument").get(name)
+    value: Any = _mapping(container, "time_argument").get(name)
     if not _is_number(value):
-        raise BundleError(f'"{name}" of "time_argument" is not a finite number up to {MAX_NUMBER:g} but {str(value)[:50]!r}')
+        raise BundleError(
+            f'"{name}" of "time_argument" is not a finite number up to {MAX_NUMBER:g} but {str(value)[:50]!r}'
+        )
     return float(value)
 
 
@@ -129,7 +131,8 @@ def _data_range(value: Any) -> tuple[float, float] | None:
     ends = value if isinstance(value, list) else []
     if len(ends) != 2 or not all(_is_number(end) for end in ends) or not ends[0] < ends[1]:
         raise BundleError(
-            f'"data_range" is {str(value)[:80]}, not [low, high] with low < high, neither beyond {MAX_NUMBER:g}, or null'
+            f'"data_range" is {str(value)[:80]}, not [low, high] with low < high and neither beyond {MAX_NUMBER:g}, '
+            f"or null"
         )
     low, high = float(ends[0]), float(ends[1])
     if high - low < MIN_WIDTH * max(abs(low), abs(high), 1e-3):

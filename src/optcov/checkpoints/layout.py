@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from optcov.checkpoints.errors import CheckpointError
+from optcov.networks.unet_config import PLAIN_FLOATS, no_plain_floats
 
 Shape = tuple[int, ...]
 State = Mapping[str, Tensor]
@@ -156,9 +157,9 @@ def check_keys(table: Table, foreign: State, empty: State) -> None:
         *_listing("unexpected", [key for key in foreign if key not in expected]),
         *_listing("mis-shaped", wrong),
         *(
-            f"{key} holds {foreign[key].dtype}, not floating-point numbers"
+            f"{key} {no_plain_floats(foreign[key])}"
             for key in expected
-            if key in foreign and not foreign[key].is_floating_point()
+            if key in foreign and foreign[key].dtype not in PLAIN_FLOATS
         ),
     ]
     if problems:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+MAX_SEED = 2**63 - 1  # torch's generators take twice as much, and repeats take the seeds behind
+
+
+def check_seed(value: int) -> int:
+    """Refuse seeds that no generator takes; the callback of every --seed."""
+    if not 0 <= value <= MAX_SEED:
+        raise ValueError(f"--seed {value} is out of range; use a whole number from 0 to {MAX_SEED}")
+    return value
+
 
 def names(text: str) -> list[str]:
     """The words of a list; none of an empty text."""

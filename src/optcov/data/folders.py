@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from optcov.data.images import DataError, ImageSet, require_memory
+from optcov.data.png import png_damage
 
 FORMATS = {
     "PNG": (".png",),
@@ -22,6 +23,8 @@ FORMATS = {
 }
 MAX_PIXELS = 2**24  # of one image: 4096 x 4096, so that a small file cannot claim gigabytes
 MODES = {"L": 1, "RGB": 3}
+ORIENTATION = 0x0112  # the tag of EXIF
+SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
 
 # what Pillow's decoders are known to raise on damaged files, beside its own errors
 _DECODING = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError)
@@ -54,8 +57,8 @@ def load_folder(directory: Path) -> ImageSet:
 def read_image(
     path: Path, shape: tuple[int, ...] | None = None, like: Path | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Read one image as uint8 (C, H, W); shape is what it must have because the file `like` has it."""
-    from PIL import Image
+    """Read one image as uint8 (C, H, W), upright; shape is what it must have because the file `like` has it."""
+    from PIL import Image, ImageOps
 
     broken = (
         *_DECODING,
@@ -70,8 +73,11 @@ def read_image(
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow warns of damage that it reads over
             with Image.open(path, formats=tuple(FORMATS)) as image:
-                _check_header(path, image.mode, image.size, shape, like)
-                pixels = np.array(image, dtype=np.uint8)
+                turned = _orientation(image)
+                _check_header(path, image.mode, image.size[::-1] if turned in SIDEWAYS else image.size, shape, like)
+                if image.format == "PNG" and (damage := png_damage(path.read_bytes())):
+                    raise DataError(f"cannot read the image {path}: {damage}; remove or replace it")
+                pixels = np.array(ImageOps.exif_transpose(image) if turned else image, dtype=np.uint8)
     except DataError:
         raise
     except (*broken, Warning) as error:
@@ -80,6 +86,12 @@ def read_image(
             f"cannot read the image {path}: {reason or type(error).__name__}; remove or replace it"
         ) from error
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _orientation(image: Any) -> int | None:
+    """How the camera was held, 2 to 8 as in EXIF; None if it was upright or nothing tells."""
+    found = image.getexif().get(ORIENTATION)
+    return found if found in range(2, 9) else None
 
 
 def _check_header(

@@ -70,7 +70,7 @@ def check_computes(unet: nn.Module, image_shape: Sequence[int]) -> None:
 
 
 def no_plain_floats(weight: Tensor) -> str:
-    """What is wrong with a weight of another type: integers, complex numbers, and floats of 8 bits with their scales."""
+    """What is wrong with a weight of another type: integers, complex numbers, floats of 8 bits with scales apart."""
     return f"holds {weight.dtype}, which is no type that weights are read from; convert it to torch.float32"
 
 

@@ -28,6 +28,8 @@ from optcov.training.batches import Source, step_generator
 from optcov.training.config import TrainingError
 from optcov.training.journal import Journal
 
+MOST_TIMES = 100_000  # as many as the longest schedule has
+
 
 @final
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
         return torch.arange(1, schedule.steps + 1)
     if count < 2:
         raise TrainingError(f"{count} times are too few to interpolate between; use 2 or more")
+    if count > MOST_TIMES:
+        raise TrainingError(f"{count} times are too many to measure at; use {MOST_TIMES} or fewer")
     first = 1.0 if schedule.steps else FIRST_TIME
     ends = schedule.log_snr(torch.tensor([first, schedule.final_time]))
     levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)
