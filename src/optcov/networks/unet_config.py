@@ -20,7 +20,7 @@ MAX_CHANNELS = 2**14
 PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what weights are stored as
 BUILDING_ERRORS = (  # by what diffusers' constructors and forward passes fail on settings that do not fit each other
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError, RuntimeError),
-    *(ZeroDivisionError, AssertionError, OverflowError),
+    *(ZeroDivisionError, AssertionError, OverflowError, NameError),
 )
 
 
@@ -71,7 +71,7 @@ def check_computes(unet: nn.Module, image_shape: Sequence[int]) -> None:
 
 def no_plain_floats(weight: Tensor) -> str:
     """What is wrong with a weight of another type: integers, complex numbers, floats of 8 bits with scales apart."""
-    return f"holds {weight.dtype}, which is no type that weights are read from; convert it to torch.float32"
+    return f"holds {weight.dtype}, not plain floating-point numbers; convert it to torch.float32"
 
 
 def brief(error: BaseException) -> str:
