@@ -51,9 +51,9 @@ REFUSED = {
     "a size of 10000": ("unet/config.json", {"sample_size": 10000}, "67108864 values"),
     "a size that cannot be halved": ("unet/config.json", {"sample_size": 7}, "cannot compute images of shape"),
     "a setting of the wrong type": ("unet/config.json", {"norm_eps": "x"}, "norm_eps = 'x'"),
-    "a million betas": (
+    "more betas than a schedule has steps": (
         "scheduler/scheduler_config.json",
-        {"trained_betas": [1e-5] * 1_000_000, "num_train_timesteps": 1000},
+        {"trained_betas": [1e-5] * 100_001, "num_train_timesteps": 1000},
         "more than 100000 steps",
     ),
 }
@@ -135,3 +135,25 @@ def test_training_refuses_a_network_that_could_not_be_loaded(tmp_path: Path, mon
     with pytest.raises(ValueError, match="is larger than any network here"):
         next(iter(train_noise_predictor(images, tmp_path / "run", TrainingConfig(steps=1), shape)))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("run", "unet", "words"),
+    [
+        ({"joint_heads": 5}, {}, "joint_heads"),
+        ({"joint_heads": ["../../sn"]}, {}, "no name for a head"),
+        ({}, {"sample_size": None}, "sample_size"),
+        ({}, {"sample_size": [8, 8, 8]}, "sample_size"),
+    ],
+    ids=str,
+)
+def test_a_run_that_does_not_say_what_it_trained_is_refused_in_one_sentence(
+    tmp_path: Path, run: dict[str, Any], unet: dict[str, Any], words: str
+) -> None:
+    from optcov.training.sources import open_predictor
+
+    small_unet().save_pretrained(tmp_path / "unet")
+    change(tmp_path / "unet" / "config.json", **unet)
+    (tmp_path / "run.json").write_text(json.dumps({"schedule": "linear", **run}))
+    with pytest.raises(ValueError, match=words):
+        open_predictor(tmp_path)

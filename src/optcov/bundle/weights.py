@@ -82,7 +82,9 @@ def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: b
 
 
 def without_memory(unet: nn.Module) -> nn.Module:
-    """A network of the same settings whose weights have shapes but no numbers."""
+    """A network of the same settings whose weights have shapes but no numbers; itself, if it is one."""
+    if all(weight.is_meta for weight in unet.parameters()):
+        return unet
     unet_class = _unet_classes(type(unet).__name__)
     with torch.device("meta"):
         twin: nn.Module = unet_class(**split_config(unet_class, dict(unet.config))[0])  # type: ignore[arg-type]
@@ -99,8 +101,8 @@ def load_unet(directory: Path, check: Callable[[nn.Module], None] | None = None)
     if not isinstance(content, dict):
         raise BundleError(f"{path} does not hold an object")
     unet_class = _unet_classes(content.get("_class_name"), path)
-    options = {name: value for name, value in content.items() if not name.startswith("_")}
     try:
+        options, _ = split_config(unet_class, content)
         check_settings(unet_class, options)
     except ValueError as error:
         raise BundleError(f"{path}: {error}") from error

@@ -252,6 +252,9 @@ def _read_schedule(path: Path) -> tuple[Schedule, str]:
     steps = config.get("num_train_timesteps", 1000)
     if type(steps) is not int or not 1 < steps <= MAX_STEPS:
         raise CheckpointError(f"its scheduler has {str(steps)[:80]} steps; possible are 2 to {MAX_STEPS}")
+    betas = config.get("trained_betas")
+    if isinstance(betas, list) and len(betas) > MAX_STEPS:
+        raise CheckpointError(f"its scheduler has {len(betas)} betas, more than {MAX_STEPS} steps")
     try:
         with _quietly():
             return Schedule.from_diffusers(getattr(diffusers, kind).from_config(config)), parameterisation
