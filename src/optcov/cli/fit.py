@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable
-from optcov.cli.options import names
+from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable, tell_left_out
+from optcov.cli.options import check_seed, names
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
@@ -51,7 +51,7 @@ def command(
     schedule: str | None = typer.Option(
         None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
     ),
-    seed: int = typer.Option(0, help="Seed of times and noise."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace a bundle or an unfinished fit of other settings."
     ),
@@ -86,6 +86,7 @@ def command(
     )
     plan = FitPlan(source, data, [] if heads == "none" else names(heads), settings, schedule)
     plan.bundle.check_target(out)
+    tell_left_out(plan.bundle)
     run = FitRun(out, plan.identity, overwrite)
     if run.finished:
         announce(f"{out} is this very fit already: nothing to do (--overwrite fits it again)")

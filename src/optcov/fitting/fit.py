@@ -101,6 +101,7 @@ class FitPlan:
     ):
         self.settings = settings = settings or FitSettings()
         self.bundle = bundle = open_model(model, schedule, settings.half)
+        bundle.check_loadable()
         train, test = as_sets(data, settings.calibration_samples > 0)
         self.train = fitted_to(train, bundle.image_shape, bundle.name)
         self.test = None if test is None else fitted_to(test, bundle.image_shape, bundle.name)
