@@ -43,7 +43,7 @@ FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, ".loc
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle:
     """What is saved and loaded. Changes make a new bundle: with_heads, with_numbers, with_schedule, ..."""
 
@@ -62,6 +62,20 @@ class Bundle:
             check_head_name(name)
         if not self.backbone:
             object.__setattr__(self, "backbone", fingerprint(self.unet))
+
+    def __repr__(self) -> str:
+        heads = ", ".join(self.network.heads) or "none"
+        return f"Bundle({self.name!r}, data {self.image_shape}, heads {heads}, {self.schedule!r})"
+
+    def __str__(self) -> str:
+        from optcov.bundle.notebook import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from optcov.bundle.notebook import page
+
+        return page(self)
 
     @property
     def schedule(self) -> Schedule:

@@ -10,6 +10,8 @@ from optcov.cli.console import announce, finish, print_json, print_table, resuma
 from optcov.cli.options import check_seed, default_out, names, numbers
 from optcov.cli.scored import some_images, tell_clamps
 
+FIRST_SCREEN = ("out", "images", "train_images", "times", "steps", "designs", "seed", "schedule", "json")
+
 
 def command(
     bundle: str = typer.Argument(help="A bundle: an embedded model's name, or a directory."),

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from optcov.fitting.fit import FitPlan
 
 
+FIRST_SCREEN = ("out", "heads", "images", "measure_images", "batch_size", "flip", "seed", "overwrite", "json")
+
+
 def command(
     source: Path = typer.Argument(help="A DDPMPipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."),
     data: str = typer.Argument(help="Training images, as for `optcov train`."),

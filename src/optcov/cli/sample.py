@@ -27,6 +27,9 @@ IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with sever
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
 
 
+FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "trajectory", "compare", "variance_map", "batch_size", "json")
+
+
 def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     out: Path | None = typer.Option(

@@ -38,6 +38,9 @@ TAKEN_BY = {  # options that change nothing in other tables
 }
 
 
+FIRST_SCREEN = ("bundle", "data", "out", "quick", "full", "schedules", "steps", "samples", "images", "json")
+
+
 def command(
     context: typer.Context,
     name: str = typer.Argument(help=f"Which table: {NAMES}."),

@@ -10,6 +10,8 @@ from optcov.cli.console import announce, finish, print_json, resumable
 from optcov.cli.options import check_seed, names, numbers
 from optcov.progress import track_training
 
+FIRST_SCREEN = ("out", "steps", "batch_size", "learning_rate", "channels", "layers", "labels", "flip", "seed", "json")
+
 
 def command(
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, ..."),

@@ -11,6 +11,8 @@ from optcov.cli.console import announce, finish, print_json, print_table, resuma
 from optcov.cli.options import check_seed, default_out
 from optcov.cli.scored import some_images, tell_clamps
 
+FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
+
 
 def command(
     bundle: Path = typer.Argument(help="Directory of a bundle; the trajectories are stored in it."),
