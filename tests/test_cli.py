@@ -42,7 +42,7 @@ def test_an_unknown_command_is_a_users_mistake():
 
 def test_every_file_of_a_command_is_in_the_help():
     files = {path.stem.rstrip("_") for path in Path(cli.__file__).parent.glob("*.py")}
-    assert files - {"__init", "console", "options", "progress", "sweeping"} == set(COMMANDS)
+    assert files - {"__init", "console", "options", "scored"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -137,3 +137,20 @@ def test_what_a_library_says_is_said_by_one_process(rank, heard, monkeypatch, ca
             main()
         logger.warning("converted")
     assert ("converted" in caplog.text) == heard
+
+
+def test_the_first_screen_of_a_command_has_few_options_and_help_all_has_every_one():
+    import typer
+
+    from optcov.cli import app
+
+    group = typer.main.get_command(app)
+    for name in COMMANDS:
+        options = [p for p in group.get_command(None, name).params if p.param_type_name == "option"]
+        shown = [option.name for option in options if not option.hidden]
+        assert len(shown) <= 10, (name, shown)
+        everything = CliRunner().invoke(app, [name, "--help-all"], env={"COLUMNS": "200"}).output
+        for option in options:
+            assert max(option.opts, key=len) in everything, (name, option.name)
+        first = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+        assert ("--help-all" in first) == (len(shown) < len(options))

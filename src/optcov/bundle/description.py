@@ -13,14 +13,14 @@ from optcov.bundle.schedules import schedule_spec
 from optcov.networks import head_config
 
 
-def describe(source: str | Path) -> dict[str, Any]:
-    """Describe a bundle: network, schedule, heads, numbers, trajectories, provenance, sizes in bytes."""
-    directory = find_bundle(source)
-    bundle = load(source)
+def describe(source: str | Path | Bundle) -> dict[str, Any]:
+    """Describe a bundle: network, schedule, heads, numbers, trajectories, provenance, sizes of its files in bytes."""
+    directory = None if isinstance(source, Bundle) else find_bundle(source)
+    bundle = source if isinstance(source, Bundle) else load(source)
     return {
         "bundle": {
             "name": bundle.name,
-            "directory": str(directory),
+            "directory": None if directory is None else str(directory),
             "image_shape": list(bundle.image_shape),
             "data_range": None if bundle.data_range is None else list(bundle.data_range),
             "noise_caps": dict(bundle.noise_caps),
@@ -31,7 +31,7 @@ def describe(source: str | Path) -> dict[str, Any]:
         "numbers_per_time": _numbers(bundle),
         "optimal_trajectories": _trajectories(bundle),
         "provenance": dict(bundle.provenance),
-        "sizes": _sizes(directory),
+        "sizes": {} if directory is None else _sizes(directory),
     }
 
 

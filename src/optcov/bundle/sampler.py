@@ -13,8 +13,10 @@ from optcov.covariances import Covariance
 from optcov.identity import condition_identity
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.prediction import check_condition, take
+from optcov.progress import track
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
+from optcov.schedule import is_whole
 from optcov.solvers import SolverResult
 from optcov.trajectory import Trajectory
 
@@ -125,6 +127,32 @@ class Sampler:
                     f"one entry for each number from 0"
                 )
         return {name: value.to(device) for name, value in take(self.condition, torch.as_tensor(indices)).items()}
+
+
+def draw_many(
+    bundle: Bundle,
+    n: int,
+    condition: Mapping[str, Tensor] | None,
+    batch_size: int,
+    progress: bool,
+    *,
+    method: str | None,
+    steps: int,
+    **options: Any,
+) -> Tensor:
+    """`Bundle.sample`: n images batch by batch, on the CPU."""
+    if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
+        raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
+    if not is_whole(steps) or steps < 1:
+        raise ValueError(f"steps = {steps!r} is not a positive whole number")
+    condition = check_condition(condition, n)
+    sampler = Sampler(bundle, method or suggested_method(bundle), steps, condition=condition, **options)
+    parts = []
+    starts = range(0, n, batch_size)
+    for first in track(starts, len(starts), sampler.title, "batches", show=progress):
+        indices = range(first, min(first + batch_size, n))
+        parts.append(sampler.draw(indices).x_0.cpu())
+    return torch.cat(parts)
 
 
 def suggested_method(bundle: Bundle) -> str:

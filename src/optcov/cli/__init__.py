@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from optcov.processes import leave
 
@@ -47,6 +47,18 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer keeps 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
+class TwoScreens(TyperCommand):
+    """A command whose help shows the options that most people need, and all of them by --help-all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Show every option if --help-all is among the words."""
+        if "--help-all" in args:
+            for parameter in self.params:
+                parameter.hidden = False
+            self.epilog, args = None, ["--help"]
+        return super().parse_args(ctx, args)
+
+
 class TaskGroup(TyperGroup):
     """Lists commands by task on one screen, and imports the file of a command when it is asked for."""
 
@@ -60,8 +72,14 @@ class TaskGroup(TyperGroup):
             return None
         module = importlib.import_module(f"optcov.cli.{'import_' if cmd_name == 'import' else cmd_name}")
         alone = typer.Typer(add_completion=False, context_settings=SETTINGS)
-        alone.command(cmd_name)(module.command)
-        return typer.main.get_command(alone)
+        alone.command(cmd_name, cls=TwoScreens)(module.command)
+        command = typer.main.get_command(alone)
+        shown = getattr(module, "FIRST_SCREEN", None)  # options that most people need; None for all
+        for parameter in command.params if shown is not None else ():
+            parameter.hidden = parameter.param_type_name == "option" and parameter.name not in shown
+        more = sum(bool(parameter.hidden) for parameter in command.params)
+        command.epilog = f"{more} more options, for rarer needs: optcov {cmd_name} --help-all" if more else None
+        return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help that starts from tasks."""

@@ -29,6 +29,8 @@ from optcov.noise import batch_noise
 from optcov.prediction import condition_of
 from optcov.schedule import Schedule
 
+MOST_TIMES = 100_000  # as many as the longest schedule has
+
 
 @final
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
         return schedule.full_grid()
     if count < 2:
         raise TrainingError(f"{count} times are too few to interpolate between; use 2 or more")
+    if count > MOST_TIMES:
+        raise TrainingError(f"{count} times are too many to measure at; use {MOST_TIMES} or fewer")
     first = schedule.first_time
     ends = schedule.log_snr(torch.tensor([first, schedule.last_time_with_signal], dtype=torch.float64))
     levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)
