@@ -8,6 +8,7 @@ A step with a plain function as network, and one with the embedded network and a
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ def trace(work: Callable[[], Any]) -> Walk:
     def look(frame: FrameType, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(PACKAGE):
-            calls.append((file[len(PACKAGE) + 1 :], frame.f_code.co_qualname if sys.version_info >= (3, 11) else ""))
+            # Python 3.10 knows no qualified names
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+            calls.append((file[len(PACKAGE) + 1 :].replace(os.sep, "/"), name))
 
     sys.setprofile(look)
     try:

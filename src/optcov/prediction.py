@@ -155,8 +155,10 @@ class Prediction:
 
     def in_unit(self, unit: str, clean: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
         """The quantity of a unit, (B, *D): as predicted, or made of clean data and noise at hand."""
-        clean, noise = self.clean if clean is None else clean, self.noise if noise is None else noise
-        return noise if unit == "noise" else velocity(clean, noise, self.signal, self.spread)
+        noise = self.noise if noise is None else noise
+        if unit == "noise":
+            return noise
+        return velocity(self.clean if clean is None else clean, noise, self.signal, self.spread)
 
     def head(self, name: str) -> Tensor:
         """The output of a head in its unit; the error lists the heads there are."""

@@ -24,7 +24,8 @@ class SquaredNoise(Covariance):
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         unit = prediction.units.get("sn", "noise")
         excess = prediction.heads["sn"] - prediction.in_unit(unit).square()
-        return Diagonal(per_sample(prediction.factor(unit), excess) * excess)
+        factor = prediction.factor(unit)
+        return Diagonal((per_sample(factor, excess) if factor.ndim else factor) * excess)
 
     @classmethod
     def regression(cls, example: Example, unit: str) -> Regression:
