@@ -309,6 +309,16 @@ def test_a_head_is_fitted_and_calibrated_given_the_classes():
     assert float((calibrate(network, wrong, samples=4096, parts=4).ratio - 1).abs().max()) > 0.3
 
 
+@pytest.mark.parametrize("schedule", [Schedule.flow(), Schedule.edm(), LINEAR], ids=repr)
+def test_a_conditional_network_serves_other_schedules_by_its_noise_levels(schedule):
+    network, x_t = exact_network(SIMPLE, VP).on(schedule), points()
+    for t in schedule.grid([100, 400, 600]):
+        with torch.no_grad():
+            found = network((schedule.unit_data_std(t) * x_t).float(), t, **TOLD).noise.double()
+        expected = SIMPLE.noise_moments(schedule.unit_data_std(t) * x_t, schedule, t, LABELS).mean
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_training_of_heads_notices_another_condition(tmp_path):
     network = exact_network(SIMPLE, LINEAR)
     source = Labelled(SIMPLE, 64)

@@ -19,6 +19,7 @@ from optcov.methods import METHODS, draw
 from optcov.networks.times import TimeArgument
 from optcov.prediction import Prediction
 from optcov.solvers import euler_maruyama, gotta_go_fast, probability_flow, probability_flow_adaptive
+from small_bundles import small_bundle
 
 KINDS = [Schedule.vp_sde(), Schedule.ve_sde(), Schedule.edm(), Schedule.flow()]
 EVERY = [Schedule.linear(), Schedule.cosine(), *KINDS]
@@ -214,6 +215,12 @@ def test_karras_times_of_a_flow_end_where_no_signal_is_left():
 def test_karras_refuses_what_makes_no_times(K, rho):
     with pytest.raises(ValueError, match=r"K = |rho = "):
         Trajectory.karras(Schedule.edm(), K, rho)
+
+
+def test_a_bundle_steps_along_karras_times():
+    bundle = small_bundle(Schedule.linear())
+    assert bundle.trajectory(5, "karras") == Trajectory.karras(Schedule.linear(), 5)
+    assert bundle.sample(1, steps=3, trajectory="karras", progress=False).shape == (1, 1, 8, 8)
 
 
 # questions

@@ -260,14 +260,16 @@ class Bundle:
         return self.noise_caps.get(row.name, row.noise_cap)
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
-        """K times of the schedule: "even", "quadratic", or "optimal" for a method, if it was stored."""
+        """K times of the schedule: "even", "quadratic", "karras", or "optimal" for a method, if it was stored."""
         if kind == "even":
             return Trajectory.even(self.schedule, K)
         if kind == "quadratic":
             return Trajectory.quadratic(self.schedule, K)
+        if kind == "karras":
+            return Trajectory.karras(self.schedule, K)
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
-        raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of even, quadratic, optimal")
+        raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of even, quadratic, karras, optimal")
 
     @staticmethod
     def check_target(directory: str | Path) -> None:

@@ -25,8 +25,9 @@ from optcov.trajectory import Trajectory
 class Sampler:
     """A bundle, a method and an effort; image i is the same whatever images are drawn with it.
 
-    trajectory: "even", "quadratic", "optimal" or a Trajectory, for methods that step along one. noise_cap: the paper's
-    y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which chooses its own steps.
+    trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods that step along one.
+    noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which chooses
+    its own steps.
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i.
 
     >>> from optcov import bundle

@@ -42,7 +42,7 @@ def command(
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int = typer.Option(64, "--n", help="Number of images."),
     seed: int = typer.Option(0, callback=check_seed, help="With the image's number it determines its noise."),
-    trajectory: str = typer.Option("even", help="Times: even, quadratic or optimal."),
+    trajectory: str = typer.Option("even", help="Times: even, quadratic, karras or optimal."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, help="Images drawn at once; does not change them."),
     file_format: str = typer.Option("png", "--format", help="png: a file per image; npz: a file per batch."),

@@ -27,6 +27,11 @@ class VPSchedule(Schedule):
         """Rate of noise beta(t), () or (B,)."""
         return self.beta_min + self.check_times(t) * (self.beta_max - self.beta_min)
 
+    def level_rates(self, t: Time) -> tuple[Tensor, Tensor]:
+        signal, spread = self.levels(t)
+        half = self.beta(t) / 2
+        return -half * signal, half * signal.square() / spread
+
     def log_alpha_bar(self, t: Time) -> Tensor:
         times = self.check_times(t)
         return -times * (self.beta_min + times * (self.beta_max - self.beta_min) / 2)
