@@ -26,7 +26,7 @@ class Sampler:
     """A bundle, a method and an effort; image i is the same whatever images are drawn with it.
 
     trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods that step along one.
-    noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which chooses
+    noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which takes
     its own steps.
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i.
 
