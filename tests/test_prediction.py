@@ -112,3 +112,26 @@ def test_a_condition_has_one_entry_per_image():
     ):
         with pytest.raises(ValueError, match=f"condition 'class_labels' {message}.*each of 4 images"):
             check_condition({"class_labels": wrong}, 4)
+
+
+def test_heads_are_fitted_in_units_of_order_one_and_say_which(tmp_path):
+    """The mean target of a velocity head stays of order 1 where that of a noise head vanishes."""
+    from tiny_training import images, tiny_network
+
+    from optcov.fitting import Batches, new_heads
+    from optcov.fitting.objectives import observe
+    from optcov.networks import build_head, head_config
+
+    network = tiny_network()
+    tasks = new_heads(network, images().unit(torch.arange(1)), ["npr", "sn"], "conv")
+    assert {name: task.module.unit for name, task in tasks.items()} == {"npr": "velocity", "sn": "noise"}
+    assert build_head(head_config(tasks["npr"].module)).unit == "velocity"
+    paper = new_heads(network, images().unit(torch.arange(1)), ["npr"], "conv", "mse")
+    assert paper["npr"].module.unit == "noise"
+    batch = Batches(images(), network.schedule, 16)(1)
+    noisiest = batch.times.argmax()
+    example, _ = observe(network, ForwardProcess(network.schedule), batch)
+    velocity, noise = (example.residual(unit).square().flatten(1).mean(1)[noisiest] for unit in ("velocity", "noise"))
+    assert 0.05 < float(velocity) < 20
+    ratio = network.schedule.alpha_bar(batch.times)[noisiest]
+    assert float(noise) == pytest.approx(float(ratio * velocity), rel=1e-2)

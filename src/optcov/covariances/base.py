@@ -140,6 +140,7 @@ class Covariance(ABC):
     only_eta: ClassVar[float | None] = None  # the one eta it is defined for
     bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated
     target_can_be_negative: ClassVar[bool] = False
+    unit: ClassVar[str] = "noise"  # of the heads that are fitted for it, see optcov.prediction
     base: ClassVar[str] = "scale"  # what a timed head is relative to: the level's mean target, or eps_hat^2 plus that
     rows: ClassVar[tuple[Row, ...]] = ()
     registry: ClassVar[dict[str, type[Covariance]]] = {}

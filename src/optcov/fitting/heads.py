@@ -31,6 +31,9 @@ def new_heads(
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
     kinds = {name: of_head(name) for name in names}  # refuses unknown ones
+    for name, covariance in kinds.items():
+        if covariance.target_can_be_negative and loss == "gamma":
+            raise TrainingError(f'the target of the head {name!r} can be negative, which loss "gamma" cannot fit')
     with torch.no_grad():
         output = network.features(example, network.schedule.final_time)
     if (kind == "dense") != (example.ndim == 2) and kind is not None:
@@ -44,6 +47,7 @@ def new_heads(
         torch.manual_seed(seed)
         for name in names:
             head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
+            head.unit = kinds[name].unit if loss == "gamma" else "noise"  # squared errors are the paper's, and so is it
             tasks[name] = head_task(name, head.to(example.device))
     return tasks
 
