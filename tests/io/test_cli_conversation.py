@@ -16,10 +16,10 @@ import typer
 from diffusers import DDPMPipeline, DDPMScheduler
 from typer.testing import CliRunner
 
+from image_files import small_data_set
 from optcov import Schedule
 from optcov.cli import COMMANDS, app, main
 from small_bundles import save_with_images, small_unet
-from test_data import small_data_set
 
 RUNS = {  # in this order: some use what others wrote
     "demo": "--mixture --points 50 --steps 3 --out demo.png",

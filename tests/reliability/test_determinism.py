@@ -9,7 +9,7 @@ import pytest
 
 from reliability_runs import arguments, results
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", ["sample", "fit", "bpd", "train"])

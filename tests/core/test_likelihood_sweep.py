@@ -15,7 +15,7 @@ from optcov.likelihood.accumulate import Sums
 from optcov.likelihood.costs import TimeGrid
 from optcov.likelihood.designs import DesignSet
 from optcov.storage import read_tensors, write_tensors
-from test_likelihood_elbo import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
+from reference_bound import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
 
 ALL = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range")
 IMAGES = (127.5 + 100 * torch.sin(torch.arange(6 * 16).double() ** 1.5)).round().reshape(6, 1, 4, 4) / 127.5 - 1

@@ -63,7 +63,7 @@ def test_results_are_near_in_their_numbers_and_equal_elsewhere() -> None:
 
 def test_the_other_cpu_of_the_makefile_has_no_vector_instructions_that_torch_would_use() -> None:
     """A name that torch does not know would be passed over without a word, and the second run test nothing new."""
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     settings = re.search(r"^OTHER_CPU := (.+)$", makefile, re.MULTILINE)
     assert settings
     other = dict(setting.split("=") for setting in settings[1].split())

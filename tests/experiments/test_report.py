@@ -394,5 +394,5 @@ def test_what_a_report_shows_and_what_a_fit_prints_have_two_names_that_the_gloss
     names = [name for name, _ in bundle_sections(small_bundle(), images, TINY)]
     assert "variance against error" in names
     assert "calibration" not in names
-    glossary = (Path(__file__).parents[1] / "docs" / "glossary.md").read_text()
+    glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
     assert all(f"**{name}.**" in glossary for name in ("calibration", "variance against error"))

@@ -20,13 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from image_files import cifar_batch, idx_bytes, python_batch, random_images
 from optcov import data
 from optcov.data import DataError
 from optcov.data.arrays import load_npz, read_npy, read_npz
 from optcov.data.cifar import read_binary, read_python
 from optcov.data.folders import read_image
 from optcov.data.idx import read_idx
-from test_data import cifar_batch, idx_bytes, python_batch, random_images
 
 MEGABYTE = 2**20
 

@@ -1,7 +1,7 @@
 """Every command and every piece of Python in README and docs runs as printed.
 
 Pages are followed from top to bottom, each in a directory of its own. What is slow runs in the long suite; what
-cannot run here is in NOT_RUN, with the reason.
+cannot run here is in NOT_RUN of documentation_pages.py, with the reason.
 """
 
 from __future__ import annotations
@@ -15,33 +15,12 @@ from pathlib import Path
 import pytest
 from diffusers import DDPMPipeline, DDPMScheduler
 
-from documentation_pages import PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read
+from documentation_pages import NOT_RUN, PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read, reason
 from optcov import Schedule
 from optcov.integrations.diffusers import attach
 from optcov.methods import DEFAULT_METHOD
 from small_bundles import small_bundle, small_unet
 
-# page -> how a command begins, or a line of Python -> why it is not run by this file
-NOT_RUN: dict[str, dict[str, str]] = {
-    "README.md": {
-        "make demo": "installs the project; what it then runs, optcov demo, is run by test_release.py",
-        "make test": "runs this file",
-    },
-    "docs/data.md": {"optcov data": "fetches from the publishers; test_data.py fetches from a local mirror"},
-    "docs/how-to/many-gpus.md": {
-        "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_training_processes.py launch two",
-        "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
-    },
-    "docs/tables.md": {
-        "optcov table fid --bundle fashion": "takes hours",
-        "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",
-    },
-    "docs/training.md": {
-        "optcov data": "fetches from the publishers; test_data.py fetches from a local mirror",
-        "optcov train": "takes hours; test_training.py trains for a few steps",
-        "optcov fit": "fits on what the command before trained; test_training_fit.py fits on a small network",
-    },
-}
 # page -> how a command begins -> why it runs in the long suite only; "*" for the whole page
 LONG: dict[str, dict[str, str]] = {
     "README.md": {"optcov fit": "as many images and times as by default", "optcov bpd": "two sweeps with every design"},
@@ -58,14 +37,6 @@ INDENTED = {  # pages whose commands are not in blocks, and why they are not run
     "docs/model-zoo.md": "test_checkpoints_zoo.py holds them to the networks they name",
     "docs/results.md": "they made the numbers of the page, in hours",
 }
-
-
-def reason(table: dict[str, dict[str, str]], piece: Piece) -> str | None:
-    """Why a table takes a piece out; None if it does not."""
-    for start, why in table.get(piece.page, {}).items():
-        if start == "*" or piece.text.startswith(start) or (piece.language == "python" and start in piece.text):
-            return why
-    return None
 
 
 def quick(page: str) -> list[Piece]:
@@ -115,6 +86,12 @@ def test_links_and_pictures_lead_somewhere(page):
             assert ((ROOT / page).parent / target).exists(), target
     for name in PICTURE.findall(text):
         assert (ROOT / "docs" / "images" / name).stat().st_size < 400_000
+
+
+def test_tests_named_in_the_pages_are_there():
+    named = {name for page in pages() for name in re.findall(r"tests/[\w/]+\.\w+", read(page))}
+    assert len(named) >= 8
+    assert not [name for name in named if not (ROOT / name).is_file()]
 
 
 @pytest.mark.parametrize(("table", "paper"), [("images", "fid"), ("bits", "bpd")])

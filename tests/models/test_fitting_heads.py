@@ -33,7 +33,7 @@ from optcov.fitting.stage2 import FeatureStream
 from optcov.forward import first_step_variance
 from optcov.gaussian import Diagonal, Gaussian, Isotropic, kl_divergence
 from optcov.networks import Backbone, ConvHead, DenseHead, HeadedNetwork, fingerprint
-from test_training import images, tiny_network
+from tiny_training import images, tiny_network
 
 
 def fitting(network, names=("sn", "npr", "range"), kind="conv", loss="gamma", batch_size=16):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def test_memory_stays_flat_and_a_directory_small_over_many_images(tmp_path, monkeypatch):
-    path = Path(__file__).parent.parent / "benchmarks" / "load.py"
+    path = Path(__file__).parents[2] / "benchmarks" / "load.py"
     spec = importlib.util.spec_from_file_location("load_benchmark", path)
     assert spec is not None
     assert spec.loader is not None

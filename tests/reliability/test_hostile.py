@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from image_files import idx_bytes, random_images
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle, storage
 from optcov.cli import main
 from optcov.data.sample_directory import SampleDirectory
@@ -34,7 +35,6 @@ from optcov.fitting.checkpoint import Checkpoint, CheckpointStore
 from optcov.fitting.journal import Journal
 from optcov.likelihood import Sweep
 from small_bundles import small_bundle
-from test_data import idx_bytes, random_images
 
 
 def fuzz(examples: int) -> settings:

@@ -1,7 +1,7 @@
 """`accelerate launch -m optcov COMMAND`: two processes give what one gives, and the death of one ends both.
 
 Sampling is held to the same in test_sampling_cli.py, its noise in test_sampling.py, the library's own loops in
-test_training_processes.py, the merging of feature statistics in test_metrics.py.
+test_fitting_processes.py, the merging of feature statistics in test_metrics.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+import oracle_sweep
 from close_outputs import assert_close_results
-from optcov import ForwardProcess, ReverseProcess, Schedule, oracle
-from optcov.likelihood import Sweep, gather
 from optcov.storage import read_tensors
 from reliability_runs import Inputs, arguments, results
 from two_processes import ENVIRONMENT, LAUNCH
@@ -62,25 +61,11 @@ def test_a_table_of_likelihoods_by_a_u_net_agrees_to_1e_5(inputs, tmp_path):
     assert json.loads(said) == json.loads((two / "table.json").read_text())  # one of the processes speaks for both
 
 
-def oracle_table(directory: Path, rank: int = 0, ranks: int = 1) -> None:
-    """A sweep by a closed-form network, over the processes of this run; the first writes the sums."""
-    data = oracle.GaussianMixture([0.5, 0.5], [[-0.5] * 4, [0.4] * 4], [0.02, 0.05])
-    schedule = Schedule.linear(50)
-    process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), data_range=None)
-    sweep = Sweep(process, data.sample(24).double(), shard=(rank, ranks), batch_size=5)
-    for _ in sweep:
-        pass
-    table = gather(sweep.table, ranks)
-    if rank == 0:
-        costs = {name: torch.as_tensor(np.asarray(table.costs(name))) for name in table.designs}
-        torch.save({"ranks": torch.tensor(ranks), **costs}, directory / "costs.pt")
-
-
 def test_a_sweep_by_a_closed_form_network_agrees_to_1e_9(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    oracle_table(tmp_path / "one")
-    run([*LAUNCH, __file__, str(tmp_path / "two")], Path(__file__).parent)
+    oracle_sweep.oracle_table(tmp_path / "one")
+    run([*LAUNCH, oracle_sweep.__file__, str(tmp_path / "two")], tmp_path)
     one, two = (torch.load(tmp_path / name / "costs.pt", weights_only=True) for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert (int(one.pop("ranks")), int(two.pop("ranks"))) == (1, 2)
@@ -195,11 +180,3 @@ def test_ctrl_c_ends_both_processes_and_a_restart_goes_on(inputs, tmp_path, comm
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
     run(program, where)
     assert not list((where / "out").rglob(".*.part"))  # the agent may end a process while it cleans up after itself
-
-
-if __name__ == "__main__":
-    from optcov.processes import leave, this_process
-
-    state = this_process()
-    oracle_table(Path(sys.argv[1]), state.process_index, state.num_processes)
-    leave()

@@ -14,7 +14,7 @@ import yaml
 
 import optcov
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LARGEST_WHEEL = 12_000_000  # bytes, with the embedded model
 
 

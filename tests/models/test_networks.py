@@ -29,7 +29,7 @@ from optcov.networks import (
 from optcov.networks.activation import Activation, activated
 from optcov.networks.thin import ThinConv2d, thin_weight_gradient
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "steps.json").read_text())
 
 
 class TinyNet(nn.Module):

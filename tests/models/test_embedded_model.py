@@ -67,7 +67,7 @@ def some_outputs(model):
 
 def test_its_outputs_are_those_recorded_on_another_machine_but_for_rounding(fashion):
     """Recorded as `some_outputs` on a CPU with AVX-512; other instructions differed by 2e-6 of the largest."""
-    recorded = json.loads((Path(__file__).parent / "golden" / "embedded_outputs.json").read_text())
+    recorded = json.loads((Path(__file__).parents[1] / "golden" / "embedded_outputs.json").read_text())
     assert recorded["backbone"] == fashion.backbone, "another model is embedded: record its outputs"
     found = some_outputs(fashion)
     assert found.keys() == recorded["outputs"].keys()

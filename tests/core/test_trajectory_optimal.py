@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from optcov import Trajectory
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "steps.json").read_text())
 
 
 def test_synthetic_paths_of_the_authors_are_found():

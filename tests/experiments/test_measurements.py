@@ -20,7 +20,7 @@ from optcov.experiments.tables.scoring import ROW_OF_DESIGN
 from optcov.experiments.tables.timesteps import SEARCHED, search_steps
 from optcov.metrics import find_extractor
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "measurements" / "fashion"
 RESULTS = (ROOT / "docs" / "results.md").read_text().splitlines()
 CELLS = [json.loads(path.read_text()) for path in sorted((MEASURED / "cells").glob("*.json"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState, GradientState
 from optcov.fitting import Batches, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads, train_heads
 from optcov.networks import HeadedNetwork
 from reliability_runs import arguments, results
-from test_training import images, same, tiny_network, weights
+from tiny_training import images, same, tiny_network, weights
 from two_processes import ENVIRONMENT, LAUNCH
 
 ACCUMULATION, PRECISION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_MIXED_PRECISION"
