@@ -11,10 +11,8 @@ import io
 import json
 import shutil
 import struct
-import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,9 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from command_line import CommandLine
 from image_files import idx_bytes, random_images
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle, storage
-from optcov.cli import main
 from optcov.data.sample_directory import SampleDirectory
 from optcov.experiments.tables.cells import Cell, CellStore
 from optcov.fitting.checkpoint import Checkpoint, CheckpointStore
@@ -41,29 +39,6 @@ def fuzz(examples: int) -> settings:
     return settings(
         max_examples=examples, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     )
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-class CommandLine:
-    """`optcov ARGUMENTS` in this process, without the training that `train` would begin after reading its data."""
-
-    def __init__(self, capture: pytest.CaptureFixture[str]):
-        self._capture = capture
-
-    def __call__(self, *arguments: object) -> Said:
-        self._capture.readouterr()
-        argv = ["optcov", *map(str, arguments)]
-        no_training = mock.patch("optcov.fitting.stage1.train_noise_predictor", return_value=())
-        with mock.patch.object(sys, "argv", argv), no_training, pytest.raises(SystemExit) as stop:
-            main()
-        said = self._capture.readouterr()
-        return Said(int(stop.value.code or 0), said.out, said.err)
 
 
 @pytest.fixture

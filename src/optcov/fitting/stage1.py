@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from optcov.bundle.weights import save_head, save_unet
+from optcov.bundle.weights import check_unet, save_head, save_unet
 from optcov.data import ImageSet
 from optcov.fitting.batches import Batches, Labels, NoiseLevels
 from optcov.fitting.config import TrainingConfig, TrainingError
@@ -24,6 +24,7 @@ from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import StepRecord, Training
 from optcov.fitting.objectives import JointObjective, NoiseObjective
 from optcov.fitting.score import SampleScore, ScoreSettings
+from optcov.identity import known_by
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.networks.unet import build_unet
 from optcov.schedule import Schedule
@@ -110,6 +111,7 @@ def train_noise_predictor(
     """
     directory = Path(directory)
     unet = build_unet(images.shape, **asdict(shape), seed=config.seed)
+    check_unet(unet)  # what could not be loaded again is not worth the training
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs, and no slower elsewhere
     network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule), parameterisation=prediction_type)
     labels = Labels(shape.classes, empty_share) if shape.classes else None
@@ -122,7 +124,7 @@ def train_noise_predictor(
         **({"joint_heads": sorted(joint_heads)} if joint_heads else {}),
         **({"prediction_type": prediction_type} if prediction_type != "epsilon" else {}),
         **({"levels": asdict(levels)} if levels else {}),
-        **({"empty_share": empty_share, "labels": label_checksum(images)} if labels else {}),
+        **({"empty_share": empty_share, "labels": known_by(label_checksum(images))} if labels else {}),
     }
     batches = Batches(images, network.schedule, config.batch_size, config.seed, flip, levels, labels)
     scorer = None if score is None else SampleScore(network, images, score)
