@@ -75,7 +75,7 @@ class TaskGroup(TyperGroup):
         alone = typer.Typer(add_completion=False, context_settings=SETTINGS)
         alone.command(cmd_name, cls=TwoScreens)(module.command)
         command: Any = typer.main.get_command(alone)
-        shown = getattr(module, "FIRST_SCREEN", None)  # options that most people need; None for all
+        shown: tuple[str, ...] = getattr(module, "FIRST_SCREEN", ())  # options that most people need; none for all
         for parameter in command.params if shown else ():
             parameter.hidden = parameter.param_type_name == "option" and parameter.name not in shown
         more = sum(bool(getattr(parameter, "hidden", False)) for parameter in command.params)
