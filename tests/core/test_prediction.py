@@ -116,14 +116,13 @@ def test_a_condition_has_one_entry_per_image():
 
 def test_heads_are_fitted_in_units_of_order_one_and_say_which(tmp_path):
     """The mean target of a velocity head stays of order 1 where that of a noise head vanishes."""
-    from tiny_training import images, tiny_network
-
     from optcov.fitting import Batches, new_heads
     from optcov.fitting.objectives import observe
-    from optcov.networks import build_head, head_config
+    from optcov.networks import HeadedNetwork, build_head, head_config
+    from tiny_training import images, tiny_network
 
-    network = tiny_network()
-    tasks = new_heads(network, images().unit(torch.arange(1)), ["npr", "sn"], "conv")
+    network = HeadedNetwork(tiny_network().backbone, Schedule.vp_sde(), parameterisation="v_prediction")
+    tasks = new_heads(network, images().unit(torch.arange(1)), ["npr", "sn"])
     assert {name: task.module.unit for name, task in tasks.items()} == {"npr": "velocity", "sn": "noise"}
     assert build_head(head_config(tasks["npr"].module)).unit == "velocity"
     paper = new_heads(network, images().unit(torch.arange(1)), ["npr"], "conv", "mse")

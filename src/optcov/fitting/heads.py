@@ -11,6 +11,7 @@ from optcov.covariances import Covariance, of_head
 from optcov.fitting.config import TrainingError
 from optcov.fitting.targets import HeadTask, head_task
 from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
+from optcov.schedule import Schedule
 
 
 def new_heads(
@@ -47,9 +48,15 @@ def new_heads(
         torch.manual_seed(seed)
         for name in names:
             head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
-            head.unit = kinds[name].unit if loss == "gamma" else "noise"  # squared errors are the paper's, and so is it
+            head.unit = _unit(kinds[name], head, network.schedule)
             tasks[name] = head_task(name, head.to(example.device))
     return tasks
+
+
+def _unit(covariance: type[Covariance], head: Head, schedule: Schedule) -> str:
+    """The covariance's own unit for timed heads, and where no signal is left; the paper's for its own heads."""
+    vanishes = bool(schedule.alpha_bar(schedule.final_time) == 0)
+    return covariance.unit if isinstance(head, TimedHead) or vanishes else "noise"
 
 
 def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str, str]:
