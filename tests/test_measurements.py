@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from optcov import bundle
 from optcov.experiments.tables import SIZES, Evaluation, TableImages, TableResult, table_run
+from optcov.experiments.tables.cells import read_cells
 from optcov.experiments.tables.claims import Difference, lower_rows
 from optcov.experiments.tables.cost import cost_ratio
 from optcov.experiments.tables.distances import CLAIMS, CONTINUOUS, DISCRETE, distance_entry
@@ -23,7 +23,7 @@ from optcov.metrics import find_extractor
 ROOT = Path(__file__).parent.parent
 MEASURED = ROOT / "measurements" / "fashion"
 RESULTS = (ROOT / "docs" / "results.md").read_text().splitlines()
-CELLS = [json.loads(path.read_text()) for path in sorted((MEASURED / "cells").glob("*.json"))]
+CELLS = [record for path in sorted(MEASURED.glob("*.jsonl")) for record in read_cells(path).values()]
 DISTANCES = [cell for cell in CELLS if cell["kind"] == "distance"]
 REPORTED = [cell for cell in DISTANCES if cell["settings"]["samples"] == SIZES["middle"].samples]
 LIKELIHOODS = [c for c in CELLS if c["kind"] == "likelihood" and c["settings"]["images"] == SIZES["middle"].images]
@@ -93,7 +93,7 @@ def test_each_place_of_a_table_of_bits_has_its_row_of_a_cell(cell: dict[str, Any
     found: dict[str, dict[int, str]] = {}
     for row in cell["result"]["rows"]:
         bits = row["bits_per_dim"]
-        of_row = found.setdefault(f"{row['kind']} {ROW_OF_DESIGN[row['design']]}", {})
+        of_row = found.setdefault(f"{row['kind']} {ROW_OF_DESIGN[row['covariance']]}", {})
         of_row[row["K"]] = f"{bits['mean']:.3f} ± {bits['standard_error']:.3f}"
     assert set(shown) == set(found)
     for name, texts in shown.items():
@@ -107,7 +107,7 @@ def test_the_bits_that_npr_saves_are_those_of_the_cells(cell: dict[str, Any], ki
     gaps = [
         row["difference"]
         for row in sorted(cell["result"]["rows"], key=lambda row: row["K"])
-        if row["kind"] == kind and row["design"] == "analytic" and row["K"] <= 100
+        if row["kind"] == kind and row["covariance"] == "analytic" and row["K"] <= 100
     ]
     shown = ", ".join(f"−{gap['mean']:.2f} ± {gap['standard_error']:.3f}" for gap in gaps)
     assert shown in "\n".join(_section(LIKELIHOOD_HEADINGS[cell["settings"]["schedule_name"]]))
@@ -136,7 +136,7 @@ def test_the_bits_over_seeds_are_those_of_the_cells() -> None:
     runs = [cell["result"]["rows"] for cell in REPEATED]
     assert len(runs) == SIZES["middle"].repeats
     bits = {
-        design: [row["bits_per_dim"]["mean"] for rows in runs for row in rows if row["design"] == design]
+        design: [row["bits_per_dim"]["mean"] for rows in runs for row in rows if row["covariance"] == design]
         for design in ("analytic", "npr")
     }
     gaps = [a - b for a, b in zip(bits["analytic"], bits["npr"], strict=True)]

@@ -28,7 +28,7 @@ from optcov.experiments.tables import (
     TableRun,
     table_run,
 )
-from optcov.experiments.tables.cells import Plan, Result, gather
+from optcov.experiments.tables.cells import Plan, Result, gather, read_cells
 from optcov.experiments.tables.claims import Difference, judge, lower_rows
 from optcov.experiments.tables.distances import distance_entry, notes
 from optcov.experiments.tables.likelihoods import repeats_cells, repeats_plan
@@ -241,7 +241,7 @@ def test_features_of_another_shape_are_refused_with_a_remedy() -> None:
 
 
 def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> None:
-    store, calls = CellStore(tmp_path), []
+    store, calls = CellStore(tmp_path, "fid"), []
     run = TableRun(plan_of([1, 2, 3]), 3.0, store, counting(calls, fail_at=3))
     with pytest.raises(RuntimeError, match="stopped"):
         list(run)
@@ -257,7 +257,7 @@ def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> No
 def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optcov.experiments.tables.cells.WAIT", 0.0)
     calls: tuple[list[str], list[str]] = ([], [])
-    runs = [TableRun(plan_of([1, 2, 3]), 3.0, CellStore(tmp_path), counting(mine)) for mine in calls]
+    runs = [TableRun(plan_of([1, 2, 3]), 3.0, CellStore(tmp_path, "fid"), counting(mine)) for mine in calls]
     steps = [iter(run) for run in runs]
     next(steps[0])  # is at cell 1, and holds it
     other = [next(steps[1]).label for _ in range(4)]
@@ -270,39 +270,62 @@ def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: 
 
 
 def test_progress_counts_the_work_that_is_done(tmp_path: Path) -> None:
-    run = TableRun(plan_of([1, 2]), 2.0, CellStore(tmp_path), counting([]))
+    run = TableRun(plan_of([1, 2]), 2.0, CellStore(tmp_path, "fid"), counting([]))
     assert [step.done for step in run] == [0.5, 1.0, 1.5, 2.0]
 
 
 def test_a_cell_is_found_by_its_settings_alone(tmp_path: Path) -> None:
-    store, cell = CellStore(tmp_path), Cell("test", {"number": 1, "times": (1, 2)}, 1.0, "a")
+    store, cell = CellStore(tmp_path, "fid"), Cell("test", {"number": 1, "times": (1, 2)}, 1.0, "a")
     store.put(cell, {"x": 1}, 0.1)
     assert store.get(replace(cell, label="b", work=5.0)) == {"x": 1}
     assert store.get(replace(cell, settings={"number": 2, "times": (1, 2)})) is None
 
 
-def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
-    store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
-    path = tmp_path / "cells" / f"{cell.key}.json"
-    for record in ({"settings": {"number": 2}, "result": {}}, {"settings": {"number": 1}, "result": []}, []):
-        storage.write_json(path, record)
-        with pytest.raises(storage.StorageError, match="not the record of a; remove it"):
+def test_a_file_holds_the_cells_of_a_table_in_order_whoever_adds_to_it(tmp_path: Path) -> None:
+    stores = [CellStore(tmp_path, "fid"), CellStore(tmp_path, "fid"), CellStore(tmp_path, "peers")]
+    cells = [Cell("test", {"number": number}, 1.0, f"cell {number}") for number in (3, 1, 2)]
+    for store, cell in zip(stores, cells, strict=True):
+        store.put(cell, dict(cell.settings), 0.1)
+    for store in stores:
+        assert [store.get(cell) for cell in cells] == [cell.settings for cell in cells]
+    lines = [json.loads(line) for line in (tmp_path / "fid.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == ["cell 1", "cell 3"]
+    assert list(read_cells(tmp_path / "peers.jsonl")) == [cells[2].key]
+
+
+def test_a_store_that_is_killed_while_it_writes_keeps_what_it_had(tmp_path: Path) -> None:
+    store, cells = CellStore(tmp_path, "fid"), [Cell("test", {"number": n}, 1.0, f"cell {n}") for n in (1, 2)]
+    store.put(cells[0], {"x": 1}, 0.1)
+    left = tmp_path / ".fid.jsonl.nxlah6yv.part"
+    left.write_text('{"key": "half')
+    again = CellStore(tmp_path, "fid")
+    assert [again.get(cell) for cell in cells] == [{"x": 1}, None]
+    again.put(cells[1], {"x": 2}, 0.1)
+    assert not left.exists()
+    assert [store.get(cell) for cell in cells] == [{"x": 1}, {"x": 2}]
+
+
+def test_a_line_that_is_not_the_record_of_a_cell_is_refused(tmp_path: Path) -> None:
+    store, cell = CellStore(tmp_path, "fid"), Cell("test", {"number": 1}, 1.0, "a")
+    store.put(cell, {"value": 0.1}, 0.1)
+    whole = store.path.read_text()
+    record = json.loads(whole)
+    other = {**record, "settings": {"number": 2}}
+    wrong = [({**record, "result": []}, "is not the record"), ([], "is not the record"), (other, "has the key of")]
+    for line, fault in [*((json.dumps(found), fault) for found, fault in wrong), (whole[:-20], "is not JSON")]:
+        store.path.write_text(f"{whole}{line}\n")
+        with pytest.raises(storage.StorageError, match=f"line 2 of .*fid.jsonl {fault}.*; remove it to compute"):
             store.get(cell)
-    path.write_text("{")
-    with pytest.raises(storage.StorageError, match="not valid JSON.*; remove it"):
-        store.get(cell)
 
 
 def test_a_number_that_was_changed_on_disk_is_refused(tmp_path: Path) -> None:
-    store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
-    path = tmp_path / "cells" / f"{cell.key}.json"
+    store, cell = CellStore(tmp_path, "fid"), Cell("test", {"number": 1}, 1.0, "a")
     store.put(cell, {"value": 0.1, "by_length": {10: (1, 2.5)}}, 0.1)
     assert store.get(cell) == {"value": 0.1, "by_length": {"10": [1, 2.5]}}
-    record = json.loads(path.read_text())
-    unsealed = {name: part for name, part in record.items() if name != "checksum"}
-    for changed in ({**record, "result": {}}, {**record, "result": {**record["result"], "value": 0.7}}, unsealed):
-        storage.write_json(path, changed)
-        with pytest.raises(storage.StorageError, match=r"json was changed after it was written; remove it"):
+    record = json.loads(store.path.read_text())
+    for result in ({}, {**record["result"], "value": 0.7}):
+        store.path.write_text(json.dumps({**record, "result": result}) + "\n")
+        with pytest.raises(storage.StorageError, match=r"line 1 of .*fid.jsonl was changed after it was written"):
             store.get(cell)
 
 
@@ -446,7 +469,7 @@ def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
     rows = {row.name: row.entries[0] for row in run.table.sections[0].rows}
     assert list(rows) == ["NPR-DDPM", "NPR-DDPM, OT", "NPR-DDIM"]
     times = next(row for row in bounds.sections[0].rows if row.name == "OT NPR-DDPM").entries[0].details["times"]
-    stored = [json.loads(path.read_text()) for path in (tmp_path / "cells").glob("distance-*")]
+    stored = read_cells(tmp_path / "fid.jsonl").values()
     assert times in [record["settings"]["times"] for record in stored]
     assert run.table.claims[-1].statement == "optimal trajectories do not help the distance of samples"
 
@@ -521,7 +544,7 @@ def test_repeats_at_full_timesteps_stand_beside_the_papers_deviation(tmp_path: P
     cells = {key: replace(c, settings={**c.settings, "images": 4, "train_images": 0}) for key, c in cells.items()}
     plan = repeats_plan(work, cells)
     next(plan)
-    row = {"design": "npr", "K": 1000, "bits_per_dim": {"mean": 3.5}}
+    row = {"covariance": "npr", "K": 1000, "bits_per_dim": {"mean": 3.5}}
     with pytest.raises(StopIteration) as stopped:
         plan.send({cell.key: {"rows": [row]} for cell in cells.values()})
     table = stopped.value.value
@@ -580,7 +603,7 @@ def test_timesteps_aims_at_what_the_searched_process_reaches(tmp_path: Path, mon
         asked.clear()
         work = evaluation(schedules=("linear",), paper=paper)
         drained(table_run("timesteps", work, tmp_path))
-        reached = CellStore(tmp_path).get(work.distance_cell("linear", method, 3))
+        reached = CellStore(tmp_path, "fid").get(work.distance_cell("linear", method, 3))
         assert reached is not None
         assert asked[0][3] == reached["limit"]
 

@@ -184,7 +184,7 @@ def _shown(cells: Mapping[Key, Cell]) -> list[str]:
 def _optimal_cells(evaluation: Evaluation, even: Mapping[Key, Cell], sweeps: Mapping[str, Result]) -> dict[Key, Cell]:
     """A cell along the optimal trajectory beside each even one that tab:bpd has a trajectory for."""
     times = {
-        (schedule, row["design"], int(row["K"])): row["times"]
+        (schedule, row["covariance"], int(row["K"])): row["times"]
         for schedule, result in sweeps.items()
         for row in result["rows"]
         if row["kind"] == "OT"

@@ -48,7 +48,7 @@ def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableR
     results = yield from _chosen(evaluation, cells)
     sections = []
     for schedule, result in results.items():
-        rows = [row for row in result["rows"] if row["kind"] == "ET" and row["design"] in ("range", "npr")]
+        rows = [row for row in result["rows"] if row["kind"] == "ET" and row["covariance"] in ("range", "npr")]
         sections.append(_section(evaluation, schedule, rows, "iddpm", "ImageNet 64x64"))
     statement = "NPR-DDPM needs fewer bits/dim than Improved DDPM with few steps"
     few = [d for d in _to_npr(results, "range", "ET") if d[0] <= 100]
@@ -122,7 +122,8 @@ def _chosen(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[dict[str,
     results = yield from gather(cells)
     for schedule, result in results.items():
         lengths = evaluation.likelihood_steps(int(cells[schedule].settings["times"]))
-        rows = [r for r in result["rows"] if evaluation.wants(ROW_OF_DESIGN[r["design"]]) and int(r["K"]) in lengths]
+        rows = [row for row in result["rows"] if int(row["K"]) in lengths]
+        rows = [row for row in rows if evaluation.wants(ROW_OF_DESIGN[row["covariance"]])]
         results[schedule] = {**result, "rows": rows}
     return results
 
@@ -140,8 +141,8 @@ def _section(
 ) -> Section:
     setting = setting or evaluation.paper_setting(schedule)
     lengths = sorted({int(record["K"]) for record in records})
-    found = {(r["kind"], r["design"], int(r["K"])): r for r in records}
-    order = [design for design in ROW_OF_DESIGN if any(r["design"] == design for r in records)]
+    found = {(r["kind"], r["covariance"], int(r["K"])): r for r in records}
+    order = [design for design in ROW_OF_DESIGN if any(r["covariance"] == design for r in records)]
     rows = []
     for kind in ("ET", "OT"):
         for design in order:
@@ -168,11 +169,11 @@ def _claims(results: Mapping[str, Result], times: Mapping[str, int]) -> list[Cla
             if found:
                 claims.append(judge(f"NPR-DDPM needs fewer bits/dim than {ROW_OF_DESIGN[design]}, {kind}", found))
     gains = [
-        Difference(f"{schedule}, {ROW_OF_DESIGN[row['design']]}, K = {row['K']}", *row["gain"].values())
+        Difference(f"{schedule}, {ROW_OF_DESIGN[row['covariance']]}, K = {row['K']}", *row["gain"].values())
         for schedule, result in results.items()
         for row in result["rows"]
         if row["gain"]
-        and row["design"] in ("beta", "analytic", "npr")
+        and row["covariance"] in ("beta", "analytic", "npr")
         and int(row["K"]) <= min(100, times[schedule] - 1)
     ]
     if gains:
@@ -185,7 +186,7 @@ def _to_npr(results: Mapping[str, Result], design: str, kind: str) -> list[tuple
     found = []
     for schedule, result in results.items():
         for row in result["rows"]:
-            if row["design"] == design and row["kind"] == kind and row["difference"]:
+            if row["covariance"] == design and row["kind"] == kind and row["difference"]:
                 gap = row["difference"]
                 where = f"{schedule}, K = {row['K']}"
                 found.append((int(row["K"]), Difference(where, -gap["mean"], gap["standard_error"])))
@@ -193,7 +194,7 @@ def _to_npr(results: Mapping[str, Result], design: str, kind: str) -> list[tuple
 
 
 def _bits(rows: list[Any], design: str) -> float | None:
-    return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["design"] == design), None)
+    return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["covariance"] == design), None)
 
 
 def _notes(

@@ -108,8 +108,8 @@ def _rows(train: CostTable, test: CostTable, lengths: list[int]) -> list[Result]
     """The rows of both kinds, and how much less OT needs than ET on the same images."""
     rows = []
     for row in likelihood_table(train, test, lengths, LAST_VARIANCE):
-        record = row.to_json()
-        record["gain"] = None
+        record = {"covariance": row.design, **row.to_json(), "gain": None}
+        del record["design"]
         if row.kind == "OT":
             even = even_on_grid(test.grid, row.K)
             gain = test.difference(row.design, Trajectory(row.times), row.design, even, LAST_VARIANCE)
@@ -125,5 +125,5 @@ def _even_rows(test: CostTable, lengths: list[int]) -> list[Result]:
             trajectory = even_on_grid(test.grid, K)
             score = test.score(design, trajectory, LAST_VARIANCE)
             bits = {"mean": score.mean, "standard_error": score.standard_error, "count": score.count}
-            rows.append({"design": design, "kind": "ET", "K": K, "bits_per_dim": bits, "difference": None})
+            rows.append({"covariance": design, "kind": "ET", "K": K, "bits_per_dim": bits, "difference": None})
     return rows
