@@ -28,9 +28,9 @@ from optcov.experiments.tables import (
     TableRun,
     table_run,
 )
-from optcov.experiments.tables.cells import Plan, Result, gather, read_cells
-from optcov.experiments.tables.claims import Difference, judge, lower_rows
-from optcov.experiments.tables.distances import distance_entry, notes
+from optcov.experiments.tables.cells import Plan, Result, read_cells, results_of
+from optcov.experiments.tables.claims import Difference, judge, row_differences
+from optcov.experiments.tables.distances import distance_entry, distance_notes
 from optcov.experiments.tables.likelihoods import repeats_cells, repeats_plan
 from optcov.experiments.tables.normalised import _pairs, normalised_steps
 from optcov.experiments.tables.render import comma_separated, latex, markdown, section_title, write_table
@@ -85,7 +85,9 @@ def counting(calls: list[str], fail_at: int | None = None):  # type: ignore[no-u
 
 
 def plan_of(numbers: list[int]) -> Plan[int]:
-    results = yield from gather({number: Cell("test", {"number": number}, 1.0, f"cell {number}") for number in numbers})
+    results = yield from results_of(
+        {number: Cell("test", {"number": number}, 1.0, f"cell {number}") for number in numbers}
+    )
     return sum(result["number"] for result in results.values())
 
 
@@ -202,12 +204,12 @@ def test_fid_of_as_many_samples_as_the_papers_is_not_extrapolated(monkeypatch: p
     work = evaluation()
     inception = object.__new__(_Inception)
     work._extractor = Extractor(inception, "FID")
-    assert any("50,000 samples, and not extrapolated" in note for note in notes(work))
-    assert any("of other networks" in note for note in notes(work))
+    assert any("50,000 samples, and not extrapolated" in note for note in distance_notes(work))
+    assert any("of other networks" in note for note in distance_notes(work))
     work.size = replace(work.size, samples=50_000)
-    assert notes(work)[0].startswith("FID is of 50000 samples")
+    assert distance_notes(work)[0].startswith("FID is of 50000 samples")
     monkeypatch.setattr("optcov.experiments.tables.evaluation.SOURCES", {work.bundle.name: None})
-    assert not any("of other networks" in note for note in notes(work))
+    assert not any("of other networks" in note for note in distance_notes(work))
 
 
 @pytest.mark.parametrize("method", ["UniPC", "DDIM"])
@@ -668,7 +670,7 @@ def test_normalised_takes_every_number_of_steps_that_is_asked_for() -> None:
 def test_normalised_leaves_out_what_would_not_take_less_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
 ) -> None:
-    monkeypatch.setattr("optcov.experiments.tables.normalised.cost_ratio", lambda cost, head: ratio)
+    monkeypatch.setattr("optcov.experiments.tables.normalised.cost_ratio", lambda cost, method: ratio)
     result = drained(table_run("normalised", evaluation(schedules=("linear",), steps=[2, 3]), tmp_path))
     rows = {row.name: [entry.value for entry in row.entries] for row in result.sections[0].rows}
     assert None not in rows["A-DDPM"]
@@ -773,11 +775,11 @@ def test_rows_of_the_same_noise_are_compared_group_by_group() -> None:
         rows = tuple(Row(name, (entry,)) for name, entry in zip("ab", entries, strict=True))
         return Section("linear", ("K = 5",), rows)
 
-    (paired,) = lower_rows(section([value + 1 for value in spread]), "a", "b")
+    (paired,) = row_differences(section([value + 1 for value in spread]), "a", "b")
     assert (paired.mean, paired.error, paired.holds()) == (-1.0, 0.0, True)
-    (crossed,) = lower_rows(section(spread[::-1]), "a", "b")
+    (crossed,) = row_differences(section(spread[::-1]), "a", "b")
     assert crossed.error == pytest.approx(15**0.5)  # of -3, -1, 1, 3: sqrt(3/4 * 20)
-    (apart,) = lower_rows(section([1.0]), "a", "b")  # resampled by other groups
+    (apart,) = row_differences(section([1.0]), "a", "b")  # resampled by other groups
     assert apart.error == pytest.approx(8**0.5)
 
 

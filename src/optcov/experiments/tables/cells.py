@@ -131,13 +131,13 @@ def _fault(record: Any) -> str | None:
     return None if record["checksum"] == _checksum(record["result"]) else "was changed after it was written"
 
 
-def gather(cells: Mapping[Key, Cell]) -> Plan[dict[Key, Result]]:
+def results_of(cells: Mapping[Key, Cell]) -> Plan[dict[Key, Result]]:
     """Part of a plan: all of some cells, in whatever order they come."""
     results = yield tuple(cells.values())
     return {key: results[cell.key] for key, cell in cells.items()}
 
 
-def one(cell: Cell) -> Plan[Result]:
+def result_of(cell: Cell) -> Plan[Result]:
     """Part of a plan: a cell that what follows depends on."""
     results = yield (cell,)
     return results[cell.key]

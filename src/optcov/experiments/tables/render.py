@@ -90,7 +90,7 @@ def latex(result: TableResult) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def plain(entry: Entry, section: Section) -> str:
+def entry_text(entry: Entry, section: Section) -> str:
     """Ours, with the paper's in brackets."""
     paper = entry.published()
     return entry.ours(section.decimals) + (f" ({paper})" if paper else "")

@@ -9,7 +9,7 @@ from typing import final
 
 @final
 @dataclass(frozen=True)
-class Size:
+class TableSize:
     """Numbers of images and steps."""
 
     name: str
@@ -32,7 +32,7 @@ SIZES = MappingProxyType(
     {
         size.name: size
         for size in (
-            Size(
+            TableSize(
                 name="quick",
                 steps=(5, 10),
                 samples=192,
@@ -48,7 +48,7 @@ SIZES = MappingProxyType(
                 timing_rounds=25,
                 schedules=("linear", "vp_sde"),
             ),
-            Size(
+            TableSize(
                 name="middle",
                 steps=(10, 25, 50, 100),
                 samples=2000,
@@ -64,7 +64,7 @@ SIZES = MappingProxyType(
                 timing_rounds=101,
                 schedules=("linear", "cosine", "vp_sde"),
             ),
-            Size(
+            TableSize(
                 name="full",
                 steps=(),
                 samples=50_000,
