@@ -32,7 +32,7 @@ from optcov.experiments.tables.cells import Plan, Result, read_cells, results_of
 from optcov.experiments.tables.claims import Difference, judge, row_differences
 from optcov.experiments.tables.distances import distance_entry, distance_notes
 from optcov.experiments.tables.likelihoods import repeats_cells, repeats_plan
-from optcov.experiments.tables.normalised import _pairs, normalised_steps
+from optcov.experiments.tables.normalised import baseline_steps, normalised_steps
 from optcov.experiments.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.experiments.tables.result import Entry, Row, Section
 from optcov.experiments.tables.timesteps import search_steps
@@ -93,7 +93,7 @@ def plan_of(numbers: list[int]) -> Plan[int]:
 
 def test_the_full_size_chooses_trajectories_on_as_many_images_as_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = {"CIFAR10 (LS)": 7, "LSUN Bedroom": 5}
-    monkeypatch.setattr("optcov.experiments.tables.evaluation.trajectory_images", paper.get)
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.paper_images", lambda setting, use: paper.get(setting))
     for setting, wanted in ((None, 7), ("LSUN Bedroom", 5), ("CelebA 64x64", 12)):  # 12 training images in all
         tables = evaluation(paper=setting)
         tables.size = replace(tables.size, train_images=SIZES["full"].train_images)
@@ -107,7 +107,8 @@ def test_the_full_size_takes_the_papers_steps_reference_and_images(monkeypatch: 
     assert evaluation().distance_steps("linear") == [10, 25, 50, 100, 200, 1000]
     imagenet = evaluation(small_bundle(Schedule.linear(4000)), schedules=None, paper="ImageNet 64x64")
     assert imagenet.distance_steps("own") == [25, 50, 100, 200, 400, 4000]
-    monkeypatch.setattr("optcov.experiments.tables.evaluation.reference_images", {"CelebA 64x64": 7}.get)
+    of_paper = {("CelebA 64x64", "reference_images"): 7}
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.paper_images", lambda *asked: of_paper.get(asked))
     assert evaluation(paper="CelebA 64x64").reference.name.startswith("7 training images")
     assert evaluation().reference.name.startswith("12 training images")
     monkeypatch.setattr("optcov.experiments.tables.evaluation.published", lambda name: {"images": 5})
@@ -660,10 +661,10 @@ def test_tables_that_count_the_cost_of_heads_say_how_well_it_is_known(fid: tuple
 
 
 def test_normalised_takes_every_number_of_steps_that_is_asked_for() -> None:
-    assert [K for _, K in _pairs(evaluation(schedules=("linear",), steps=[10, 25, 100]))] == [10, 25, 100]
-    work = evaluation(schedules=("linear",))
+    assert baseline_steps(evaluation(steps=[10, 25, 100]), "linear") == [10, 25, 100]
+    work = evaluation()
     work.size = SIZES["middle"]
-    assert [K for _, K in _pairs(work)] == [25, 50]
+    assert baseline_steps(work, "linear") == [25, 50]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0])
@@ -692,6 +693,13 @@ def test_rows_that_need_a_missing_head_say_so(tmp_path: Path) -> None:
     entry = next(row for row in result.sections[0].rows if row.name == "SN-DDPM").entries[0]
     assert entry.value is None
     assert "no head 'sn'" in entry.details["reason"]
+
+
+def test_rows_of_solvers_that_a_schedule_does_not_allow_say_so(tmp_path: Path) -> None:
+    result = drained(table_run("fid", evaluation(small_bundle(Schedule.edm()), schedules=None), tmp_path))
+    rows = {row.name: row.entries[0] for row in result.sections[0].rows}
+    assert [name for name, entry in rows.items() if entry.value is None] == ["Euler-Maruyama", "Probability flow"]
+    assert "reverses the VP SDE" in rows["Euler-Maruyama"].details["reason"]
 
 
 def test_images_of_another_shape_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from optcov.experiments.tables.cells import Cell, Plan, Result, result_of
 from optcov.experiments.tables.published import published
 from optcov.experiments.tables.result import Entry, Row, Section, TableResult
 from optcov.methods import find_method
-from optcov.networks import HeadedNetwork
 from optcov.timing import Timing, Work, interleaving, peak_memory, ratio
 
 BARE = "noise"
@@ -27,7 +27,7 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
     device = next(bundle.unet.parameters()).device
     x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
     (t,) = bundle.schedule.grid([(bundle.schedule.grid_size + 1) // 2])
-    work: dict[str, Work] = {name: _evaluation(network, x_t, t) for name, network in networks.items()}
+    work: dict[str, Work] = {name: torch.no_grad()(partial(network, x_t, t)) for name, network in networks.items()}
     timings: dict[str, Timing] = {}
     rounds = int(settings["rounds"])
     for number, timings in enumerate(interleaving(work, rounds), start=1):  # noqa: B007
@@ -89,11 +89,3 @@ def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
             f"Peak memory of the process: {result['peak_memory_megabytes']} MB.",
         ),
     )
-
-
-def _evaluation(network: HeadedNetwork, x_t: torch.Tensor, t: float) -> Work:
-    @torch.no_grad()
-    def evaluate() -> object:
-        return network(x_t, t)
-
-    return evaluate

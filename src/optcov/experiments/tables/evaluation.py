@@ -16,9 +16,8 @@ from optcov.experiments.tables.images import TableImages
 from optcov.experiments.tables.published import (
     SETTING_OF_SCHEDULE,
     distance_steps,
+    paper_images,
     published,
-    reference_images,
-    trajectory_images,
 )
 from optcov.experiments.tables.reference import Reference
 from optcov.experiments.tables.scoring import compute_likelihood, rows_by_covariance
@@ -69,7 +68,7 @@ class Evaluation:
         self._models: dict[str, Bundle] = {}
         for name in self.schedules:
             self.bundle_on(name)
-        compared = size.reference_images or reference_images(self.paper_setting(self.schedules[0])) or 0
+        compared = size.reference_images or paper_images(self.paper_setting(self.schedules[0]), "reference_images") or 0
         self.reference = Reference(images, compared, reference)
 
     @property
@@ -142,7 +141,8 @@ class Evaluation:
         """Why a method cannot run, or None."""
         row = find_method(method)
         if row.eta is None:
-            return None
+            fits = not row.continuous or serves_all_schedules(self.bundle_on(schedule).schedule)
+            return None if fits else f"{method} reverses the VP SDE, which {schedule} is not"
         try:
             self.bundle_on(schedule).reverse_process(row)
         except BundleError as error:
@@ -187,7 +187,7 @@ class Evaluation:
         scored = size.images or (len(self.images.test) if seed is None else published("repeats")["images"])
         images = min(scored, len(self.images.test))
         present = len(self.images.train)
-        wanted = size.train_images or trajectory_images(self.paper_setting(schedule)) or present
+        wanted = size.train_images or paper_images(self.paper_setting(schedule), "trajectory_images") or present
         train_images = min(wanted, present) if choose else 0
         times = min(size.times, model.schedule.grid_size) or model.schedule.grid_size
         settings = {

@@ -30,7 +30,7 @@ def normalised_steps(steps: float, ratio: float) -> int:
 def normalised_work(evaluation: Evaluation) -> float:
     """A guess of the work, since measured costs and Gotta Go Fast decide."""
     size = evaluation.size
-    lengths = sum(3 * K for _, K in _pairs(evaluation))
+    lengths = sum(3 * sum(baseline_steps(evaluation, schedule)) for schedule in evaluation.schedules)
     return evaluation.cost_cell().work + size.samples * (lengths + sum(60.0 * 3 for _ in size.tolerances))
 
 
@@ -62,14 +62,11 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
     return TableResult("normalised", title, name, tuple(sections), noted, tuple(claims))
 
 
-def _pairs(evaluation: Evaluation) -> list[tuple[str, int]]:
-    """Schedules with the baseline's numbers of steps: those asked for, else 25 and 50 as in the paper, or fewer."""
-    found = []
-    for schedule in evaluation.schedules:
-        lengths = evaluation.distance_steps(schedule)
-        usual = [] if evaluation.chose_steps else [K for K in lengths if K in (25, 50)]
-        found += [(schedule, K) for K in usual or lengths]
-    return found
+def baseline_steps(evaluation: Evaluation, schedule: str) -> list[int]:
+    """The baseline's numbers of steps: those asked for, else 25 and 50 as in the paper, or fewer."""
+    lengths = evaluation.distance_steps(schedule)
+    usual = [] if evaluation.chose_steps else [K for K in lengths if K in (25, 50)]
+    return usual or lengths
 
 
 def _process(evaluation: Evaluation, schedule: str) -> str:
@@ -84,7 +81,7 @@ def _none_possible(evaluation: Evaluation, schedule: str) -> str | None:
 
 def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Plan[Section]:
     process = _process(evaluation, schedule)
-    lengths = [K for name, K in _pairs(evaluation) if name == schedule]
+    lengths = baseline_steps(evaluation, schedule)
     setting = evaluation.paper_setting(schedule)
     methods = {f"A-{process}": 1.0} | {f"{letter}-{process}": ratio for letter, ratio in ratios.items()}
     methods = {name: ratio for name, ratio in methods.items() if not evaluation.obstacle(schedule, name)}
