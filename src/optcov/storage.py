@@ -147,13 +147,22 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON."""
+def read_text(path: Path) -> str:
+    """Read text."""
     _refuse_devices(path)
     try:
-        return parse_json(Path(path).read_text(encoding="utf-8"))
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StorageError(f"{path} is not a text: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not valid JSON: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from pathlib import Path
@@ -12,18 +11,19 @@ import pytest
 
 from optcov import bundle
 from optcov.experiments.tables import SIZES, Evaluation, TableImages, TableResult, table_run
-from optcov.experiments.tables.claims import Difference, lower_rows
+from optcov.experiments.tables.cells import read_cells
+from optcov.experiments.tables.claims import Difference, row_differences
 from optcov.experiments.tables.cost import cost_ratio
 from optcov.experiments.tables.distances import CLAIMS, CONTINUOUS, DISCRETE, distance_entry
 from optcov.experiments.tables.result import Entry, Row, Section
-from optcov.experiments.tables.scoring import ROW_OF_DESIGN
+from optcov.experiments.tables.scoring import row_of
 from optcov.experiments.tables.timesteps import SEARCHED, search_steps
 from optcov.metrics import find_extractor
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "measurements" / "fashion"
 RESULTS = (ROOT / "docs" / "results.md").read_text().splitlines()
-CELLS = [json.loads(path.read_text()) for path in sorted((MEASURED / "cells").glob("*.json"))]
+CELLS = [record for path in sorted(MEASURED.glob("*.jsonl")) for record in read_cells(path).values()]
 DISTANCES = [cell for cell in CELLS if cell["kind"] == "distance"]
 REPORTED = [cell for cell in DISTANCES if cell["settings"]["samples"] == SIZES["middle"].samples]
 LIKELIHOODS = [c for c in CELLS if c["kind"] == "likelihood" and c["settings"]["images"] == SIZES["middle"].images]
@@ -65,7 +65,7 @@ def test_each_place_of_a_table_of_distances_has_its_cell(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", HEADINGS)
 def test_the_differences_behind_a_claim_on_distances_are_those_of_the_cells(schedule: str) -> None:
     section, text = _measured_section(schedule), "\n".join(_section(HEADINGS[schedule]))
-    claimed = {pair: lower_rows(section, *pair) for pair in CLAIMS.values()}
+    claimed = {pair: row_differences(section, *pair) for pair in CLAIMS.values()}
     assert any(claimed.values())
     for pair, found in claimed.items():
         assert ", ".join(_difference(one) for one in found) in text, pair
@@ -78,7 +78,7 @@ def test_what_optimal_trajectories_cost_the_distance_is_that_of_the_cells() -> N
         wanted = {**optimal["settings"], "times": None}
         (even,) = (cell for cell in linear if cell["settings"] == wanted)
         rows = [Row(name, (distance_entry(cell["result"]),)) for name, cell in (("OT", optimal), ("ET", even))]
-        (cost,) = lower_rows(Section("linear", ("",), tuple(rows)), "OT", "ET")
+        (cost,) = row_differences(Section("linear", ("",), tuple(rows)), "OT", "ET")
         assert re.search(rf"^\| {wanted['method']} .*{re.escape(_difference(cost))} \|", shown, re.M), optimal["label"]
         assert cost.error is not None
         assert cost.mean > 5 * cost.error
@@ -93,7 +93,7 @@ def test_each_place_of_a_table_of_bits_has_its_row_of_a_cell(cell: dict[str, Any
     found: dict[str, dict[int, str]] = {}
     for row in cell["result"]["rows"]:
         bits = row["bits_per_dim"]
-        of_row = found.setdefault(f"{row['kind']} {ROW_OF_DESIGN[row['design']]}", {})
+        of_row = found.setdefault(f"{row['kind']} {row_of(row['covariance'])}", {})
         of_row[row["K"]] = f"{bits['mean']:.3f} ± {bits['standard_error']:.3f}"
     assert set(shown) == set(found)
     for name, texts in shown.items():
@@ -107,7 +107,7 @@ def test_the_bits_that_npr_saves_are_those_of_the_cells(cell: dict[str, Any], ki
     gaps = [
         row["difference"]
         for row in sorted(cell["result"]["rows"], key=lambda row: row["K"])
-        if row["kind"] == kind and row["design"] == "analytic" and row["K"] <= 100
+        if row["kind"] == kind and row["covariance"] == "analytic" and row["K"] <= 100
     ]
     shown = ", ".join(f"−{gap['mean']:.2f} ± {gap['standard_error']:.3f}" for gap in gaps)
     assert shown in "\n".join(_section(LIKELIHOOD_HEADINGS[cell["settings"]["schedule_name"]]))
@@ -123,12 +123,12 @@ def test_the_least_steps_are_those_of_the_cells() -> None:
     assert found["A-DDIM", 10]["limit"] < target < found["A-DDIM", 9]["limit"]
     (cost,) = (c["result"] for c in CELLS if c["kind"] == "cost" and c["settings"]["rounds"] == 101)
     shown = _table("### Least number of steps")
-    assert set(shown) == {"", *(method for method, _ in SEARCHED.values())}
-    for method, head in SEARCHED.values():
+    assert set(shown) == {"", *SEARCHED.values()}
+    for method in SEARCHED.values():
         steps, tried = shown[method]
         least, trials = _searched({K for (name, K), r in found.items() if name == method and r["limit"] <= target})
         assert tried == ", ".join(f"{K}: {_number(found[method, K])}" for K in sorted(trials)), method
-        ratio = f"{cost_ratio(cost, head):.3f} × " if head else ""
+        ratio = f"{cost_ratio(cost, method):.3f} × " if cost_ratio(cost, method) > 1 else ""
         assert steps.partition(" (")[0] == f"{ratio}{least}", method
 
 
@@ -136,8 +136,8 @@ def test_the_bits_over_seeds_are_those_of_the_cells() -> None:
     runs = [cell["result"]["rows"] for cell in REPEATED]
     assert len(runs) == SIZES["middle"].repeats
     bits = {
-        design: [row["bits_per_dim"]["mean"] for rows in runs for row in rows if row["design"] == design]
-        for design in ("analytic", "npr")
+        name: [row["bits_per_dim"]["mean"] for rows in runs for row in rows if row["covariance"] == name]
+        for name in ("analytic", "npr")
     }
     gaps = [a - b for a, b in zip(bits["analytic"], bits["npr"], strict=True)]
     text = " ".join(_section("### Over seeds"))

@@ -28,11 +28,11 @@ from optcov.experiments.tables import (
     TableRun,
     table_run,
 )
-from optcov.experiments.tables.cells import Plan, Result, gather
-from optcov.experiments.tables.claims import Difference, judge, lower_rows
-from optcov.experiments.tables.distances import distance_entry, notes
+from optcov.experiments.tables.cells import Plan, Result, read_cells, results_of
+from optcov.experiments.tables.claims import Difference, judge, row_differences
+from optcov.experiments.tables.distances import distance_entry, distance_notes
 from optcov.experiments.tables.likelihoods import repeats_cells, repeats_plan
-from optcov.experiments.tables.normalised import _pairs, normalised_steps
+from optcov.experiments.tables.normalised import baseline_steps, normalised_steps
 from optcov.experiments.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.experiments.tables.result import Entry, Row, Section
 from optcov.experiments.tables.timesteps import search_steps
@@ -85,13 +85,15 @@ def counting(calls: list[str], fail_at: int | None = None):  # type: ignore[no-u
 
 
 def plan_of(numbers: list[int]) -> Plan[int]:
-    results = yield from gather({number: Cell("test", {"number": number}, 1.0, f"cell {number}") for number in numbers})
+    results = yield from results_of(
+        {number: Cell("test", {"number": number}, 1.0, f"cell {number}") for number in numbers}
+    )
     return sum(result["number"] for result in results.values())
 
 
 def test_the_full_size_chooses_trajectories_on_as_many_images_as_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = {"CIFAR10 (LS)": 7, "LSUN Bedroom": 5}
-    monkeypatch.setattr("optcov.experiments.tables.evaluation.trajectory_images", paper.get)
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.paper_images", lambda setting, use: paper.get(setting))
     for setting, wanted in ((None, 7), ("LSUN Bedroom", 5), ("CelebA 64x64", 12)):  # 12 training images in all
         tables = evaluation(paper=setting)
         tables.size = replace(tables.size, train_images=SIZES["full"].train_images)
@@ -105,7 +107,8 @@ def test_the_full_size_takes_the_papers_steps_reference_and_images(monkeypatch: 
     assert evaluation().distance_steps("linear") == [10, 25, 50, 100, 200, 1000]
     imagenet = evaluation(small_bundle(Schedule.linear(4000)), schedules=None, paper="ImageNet 64x64")
     assert imagenet.distance_steps("own") == [25, 50, 100, 200, 400, 4000]
-    monkeypatch.setattr("optcov.experiments.tables.evaluation.reference_images", {"CelebA 64x64": 7}.get)
+    of_paper = {("CelebA 64x64", "reference_images"): 7}
+    monkeypatch.setattr("optcov.experiments.tables.evaluation.paper_images", lambda *asked: of_paper.get(asked))
     assert evaluation(paper="CelebA 64x64").reference.name.startswith("7 training images")
     assert evaluation().reference.name.startswith("12 training images")
     monkeypatch.setattr("optcov.experiments.tables.evaluation.published", lambda name: {"images": 5})
@@ -202,12 +205,12 @@ def test_fid_of_as_many_samples_as_the_papers_is_not_extrapolated(monkeypatch: p
     work = evaluation()
     inception = object.__new__(_Inception)
     work._extractor = Extractor(inception, "FID")
-    assert any("50,000 samples, and not extrapolated" in note for note in notes(work))
-    assert any("of other networks" in note for note in notes(work))
+    assert any("50,000 samples, and not extrapolated" in note for note in distance_notes(work))
+    assert any("of other networks" in note for note in distance_notes(work))
     work.size = replace(work.size, samples=50_000)
-    assert notes(work)[0].startswith("FID is of 50000 samples")
+    assert distance_notes(work)[0].startswith("FID is of 50000 samples")
     monkeypatch.setattr("optcov.experiments.tables.evaluation.SOURCES", {work.bundle.name: None})
-    assert not any("of other networks" in note for note in notes(work))
+    assert not any("of other networks" in note for note in distance_notes(work))
 
 
 @pytest.mark.parametrize("method", ["UniPC", "DDIM"])
@@ -241,7 +244,7 @@ def test_features_of_another_shape_are_refused_with_a_remedy() -> None:
 
 
 def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> None:
-    store, calls = CellStore(tmp_path), []
+    store, calls = CellStore(tmp_path, "fid"), []
     run = TableRun(plan_of([1, 2, 3]), 3.0, store, counting(calls, fail_at=3))
     with pytest.raises(RuntimeError, match="stopped"):
         list(run)
@@ -257,7 +260,7 @@ def test_a_stopped_run_goes_on_and_computes_each_cell_once(tmp_path: Path) -> No
 def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optcov.experiments.tables.cells.WAIT", 0.0)
     calls: tuple[list[str], list[str]] = ([], [])
-    runs = [TableRun(plan_of([1, 2, 3]), 3.0, CellStore(tmp_path), counting(mine)) for mine in calls]
+    runs = [TableRun(plan_of([1, 2, 3]), 3.0, CellStore(tmp_path, "fid"), counting(mine)) for mine in calls]
     steps = [iter(run) for run in runs]
     next(steps[0])  # is at cell 1, and holds it
     other = [next(steps[1]).label for _ in range(4)]
@@ -270,39 +273,62 @@ def test_two_runs_of_one_directory_share_the_cells(tmp_path: Path, monkeypatch: 
 
 
 def test_progress_counts_the_work_that_is_done(tmp_path: Path) -> None:
-    run = TableRun(plan_of([1, 2]), 2.0, CellStore(tmp_path), counting([]))
+    run = TableRun(plan_of([1, 2]), 2.0, CellStore(tmp_path, "fid"), counting([]))
     assert [step.done for step in run] == [0.5, 1.0, 1.5, 2.0]
 
 
 def test_a_cell_is_found_by_its_settings_alone(tmp_path: Path) -> None:
-    store, cell = CellStore(tmp_path), Cell("test", {"number": 1, "times": (1, 2)}, 1.0, "a")
+    store, cell = CellStore(tmp_path, "fid"), Cell("test", {"number": 1, "times": (1, 2)}, 1.0, "a")
     store.put(cell, {"x": 1}, 0.1)
     assert store.get(replace(cell, label="b", work=5.0)) == {"x": 1}
     assert store.get(replace(cell, settings={"number": 2, "times": (1, 2)})) is None
 
 
-def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
-    store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
-    path = tmp_path / "cells" / f"{cell.key}.json"
-    for record in ({"settings": {"number": 2}, "result": {}}, {"settings": {"number": 1}, "result": []}, []):
-        storage.write_json(path, record)
-        with pytest.raises(storage.StorageError, match="not the record of a; remove it"):
+def test_a_file_holds_the_cells_of_a_table_in_order_whoever_adds_to_it(tmp_path: Path) -> None:
+    stores = [CellStore(tmp_path, "fid"), CellStore(tmp_path, "fid"), CellStore(tmp_path, "peers")]
+    cells = [Cell("test", {"number": number}, 1.0, f"cell {number}") for number in (3, 1, 2)]
+    for store, cell in zip(stores, cells, strict=True):
+        store.put(cell, dict(cell.settings), 0.1)
+    for store in stores:
+        assert [store.get(cell) for cell in cells] == [cell.settings for cell in cells]
+    lines = [json.loads(line) for line in (tmp_path / "fid.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == ["cell 1", "cell 3"]
+    assert list(read_cells(tmp_path / "peers.jsonl")) == [cells[2].key]
+
+
+def test_a_store_that_is_killed_while_it_writes_keeps_what_it_had(tmp_path: Path) -> None:
+    store, cells = CellStore(tmp_path, "fid"), [Cell("test", {"number": n}, 1.0, f"cell {n}") for n in (1, 2)]
+    store.put(cells[0], {"x": 1}, 0.1)
+    left = tmp_path / ".fid.jsonl.nxlah6yv.part"
+    left.write_text('{"key": "half')
+    again = CellStore(tmp_path, "fid")
+    assert [again.get(cell) for cell in cells] == [{"x": 1}, None]
+    again.put(cells[1], {"x": 2}, 0.1)
+    assert not left.exists()
+    assert [store.get(cell) for cell in cells] == [{"x": 1}, {"x": 2}]
+
+
+def test_a_line_that_is_not_the_record_of_a_cell_is_refused(tmp_path: Path) -> None:
+    store, cell = CellStore(tmp_path, "fid"), Cell("test", {"number": 1}, 1.0, "a")
+    store.put(cell, {"value": 0.1}, 0.1)
+    whole = store.path.read_text()
+    record = json.loads(whole)
+    other = {**record, "settings": {"number": 2}}
+    wrong = [({**record, "result": []}, "is not the record"), ([], "is not the record"), (other, "has the key of")]
+    for line, fault in [*((json.dumps(found), fault) for found, fault in wrong), (whole[:-20], "is not JSON")]:
+        store.path.write_text(f"{whole}{line}\n")
+        with pytest.raises(storage.StorageError, match=f"line 2 of .*fid.jsonl {fault}.*; remove it to compute"):
             store.get(cell)
-    path.write_text("{")
-    with pytest.raises(storage.StorageError, match="not valid JSON.*; remove it"):
-        store.get(cell)
 
 
 def test_a_number_that_was_changed_on_disk_is_refused(tmp_path: Path) -> None:
-    store, cell = CellStore(tmp_path), Cell("test", {"number": 1}, 1.0, "a")
-    path = tmp_path / "cells" / f"{cell.key}.json"
+    store, cell = CellStore(tmp_path, "fid"), Cell("test", {"number": 1}, 1.0, "a")
     store.put(cell, {"value": 0.1, "by_length": {10: (1, 2.5)}}, 0.1)
     assert store.get(cell) == {"value": 0.1, "by_length": {"10": [1, 2.5]}}
-    record = json.loads(path.read_text())
-    unsealed = {name: part for name, part in record.items() if name != "checksum"}
-    for changed in ({**record, "result": {}}, {**record, "result": {**record["result"], "value": 0.7}}, unsealed):
-        storage.write_json(path, changed)
-        with pytest.raises(storage.StorageError, match=r"json was changed after it was written; remove it"):
+    record = json.loads(store.path.read_text())
+    for result in ({}, {**record["result"], "value": 0.7}):
+        store.path.write_text(json.dumps({**record, "result": result}) + "\n")
+        with pytest.raises(storage.StorageError, match=r"line 1 of .*fid.jsonl was changed after it was written"):
             store.get(cell)
 
 
@@ -446,7 +472,7 @@ def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
     rows = {row.name: row.entries[0] for row in run.table.sections[0].rows}
     assert list(rows) == ["NPR-DDPM", "NPR-DDPM, OT", "NPR-DDIM"]
     times = next(row for row in bounds.sections[0].rows if row.name == "OT NPR-DDPM").entries[0].details["times"]
-    stored = [json.loads(path.read_text()) for path in (tmp_path / "cells").glob("distance-*")]
+    stored = read_cells(tmp_path / "fid.jsonl").values()
     assert times in [record["settings"]["times"] for record in stored]
     assert run.table.claims[-1].statement == "optimal trajectories do not help the distance of samples"
 
@@ -521,7 +547,7 @@ def test_repeats_at_full_timesteps_stand_beside_the_papers_deviation(tmp_path: P
     cells = {key: replace(c, settings={**c.settings, "images": 4, "train_images": 0}) for key, c in cells.items()}
     plan = repeats_plan(work, cells)
     next(plan)
-    row = {"design": "npr", "K": 1000, "bits_per_dim": {"mean": 3.5}}
+    row = {"covariance": "npr", "K": 1000, "bits_per_dim": {"mean": 3.5}}
     with pytest.raises(StopIteration) as stopped:
         plan.send({cell.key: {"rows": [row]} for cell in cells.values()})
     table = stopped.value.value
@@ -580,7 +606,7 @@ def test_timesteps_aims_at_what_the_searched_process_reaches(tmp_path: Path, mon
         asked.clear()
         work = evaluation(schedules=("linear",), paper=paper)
         drained(table_run("timesteps", work, tmp_path))
-        reached = CellStore(tmp_path).get(work.distance_cell("linear", method, 3))
+        reached = CellStore(tmp_path, "fid").get(work.distance_cell("linear", method, 3))
         assert reached is not None
         assert asked[0][3] == reached["limit"]
 
@@ -635,17 +661,17 @@ def test_tables_that_count_the_cost_of_heads_say_how_well_it_is_known(fid: tuple
 
 
 def test_normalised_takes_every_number_of_steps_that_is_asked_for() -> None:
-    assert [K for _, K in _pairs(evaluation(schedules=("linear",), steps=[10, 25, 100]))] == [10, 25, 100]
-    work = evaluation(schedules=("linear",))
+    assert baseline_steps(evaluation(steps=[10, 25, 100]), "linear") == [10, 25, 100]
+    work = evaluation()
     work.size = SIZES["middle"]
-    assert [K for _, K in _pairs(work)] == [25, 50]
+    assert baseline_steps(work, "linear") == [25, 50]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0])
 def test_normalised_leaves_out_what_would_not_take_less_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
 ) -> None:
-    monkeypatch.setattr("optcov.experiments.tables.normalised.cost_ratio", lambda cost, head: ratio)
+    monkeypatch.setattr("optcov.experiments.tables.normalised.cost_ratio", lambda cost, method: ratio)
     result = drained(table_run("normalised", evaluation(schedules=("linear",), steps=[2, 3]), tmp_path))
     rows = {row.name: [entry.value for entry in row.entries] for row in result.sections[0].rows}
     assert None not in rows["A-DDPM"]
@@ -667,6 +693,13 @@ def test_rows_that_need_a_missing_head_say_so(tmp_path: Path) -> None:
     entry = next(row for row in result.sections[0].rows if row.name == "SN-DDPM").entries[0]
     assert entry.value is None
     assert "no head 'sn'" in entry.details["reason"]
+
+
+def test_rows_of_solvers_that_a_schedule_does_not_allow_say_so(tmp_path: Path) -> None:
+    result = drained(table_run("fid", evaluation(small_bundle(Schedule.edm()), schedules=None), tmp_path))
+    rows = {row.name: row.entries[0] for row in result.sections[0].rows}
+    assert [name for name, entry in rows.items() if entry.value is None] == ["Euler-Maruyama", "Probability flow"]
+    assert "reverses the VP SDE" in rows["Euler-Maruyama"].details["reason"]
 
 
 def test_images_of_another_shape_are_refused() -> None:
@@ -750,11 +783,11 @@ def test_rows_of_the_same_noise_are_compared_group_by_group() -> None:
         rows = tuple(Row(name, (entry,)) for name, entry in zip("ab", entries, strict=True))
         return Section("linear", ("K = 5",), rows)
 
-    (paired,) = lower_rows(section([value + 1 for value in spread]), "a", "b")
+    (paired,) = row_differences(section([value + 1 for value in spread]), "a", "b")
     assert (paired.mean, paired.error, paired.holds()) == (-1.0, 0.0, True)
-    (crossed,) = lower_rows(section(spread[::-1]), "a", "b")
+    (crossed,) = row_differences(section(spread[::-1]), "a", "b")
     assert crossed.error == pytest.approx(15**0.5)  # of -3, -1, 1, 3: sqrt(3/4 * 20)
-    (apart,) = lower_rows(section([1.0]), "a", "b")  # resampled by other groups
+    (apart,) = row_differences(section([1.0]), "a", "b")  # resampled by other groups
     assert apart.error == pytest.approx(8**0.5)
 
 

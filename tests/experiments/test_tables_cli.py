@@ -20,6 +20,7 @@ from optcov.cli.console import print_table
 from optcov.cli.table import show
 from optcov.experiments.bench import BENCHMARKS
 from optcov.experiments.tables import Entry, Row, Section, TableResult
+from optcov.experiments.tables.cells import read_cells
 from small_bundles import save_with_images
 from two_processes import ENVIRONMENT, LAUNCH
 
@@ -38,7 +39,7 @@ def test_tables_are_written_and_shown_on_a_page(saved: Path, tmp_path: Path) -> 
     assert shown["made_by"]["size"] == "quick"
     assert shown == json.loads((tmp_path / "bpd.json").read_text())
     run("table", "cost", "--quick", "--bundle", saved / "small", "--out", tmp_path)
-    assert {path.suffix for path in tmp_path.glob("bpd.*")} == {".md", ".csv", ".tex", ".json"}
+    assert {path.suffix for path in tmp_path.glob("bpd.*")} == {".jsonl", ".md", ".csv", ".tex", ".json"}
     page = tmp_path / "report.html"
     run("report", tmp_path, "--out", page)
     assert "ET NPR-DDPM" in page.read_text()
@@ -142,7 +143,7 @@ def test_two_processes_share_the_cells_of_a_table(saved: Path, tmp_path: Path) -
         done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
         tables.append(json.loads(done.stdout)["sections"])
-        assert len(list((tmp_path / out / "cells").iterdir())) == 4
+        assert len(read_cells(tmp_path / out / "fid.jsonl")) == 4
         assert not list((tmp_path / out / "scratch").iterdir())
     assert_close_results(tables[0], tables[1])  # two layouts of processes may round differently
 

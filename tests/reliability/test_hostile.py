@@ -161,9 +161,9 @@ def state_of_a_sweep(directory: Path) -> tuple[Path, Callable[[], object]]:
 
 
 def state_of_a_table(directory: Path) -> tuple[Path, Callable[[], object]]:
-    store, cell = CellStore(directory), Cell("cost", {"batch": 10}, 1.0, "a cell")
+    store, cell = CellStore(directory, "cost"), Cell("cost", {"batch": 10}, 1.0, "a cell")
     store.put(cell, {"value": 1.5}, 0.1)
-    return next((directory / "cells").glob("*.json")), lambda: store.get(cell)
+    return store.path, lambda: store.get(cell)
 
 
 def state_of_measured_numbers(directory: Path) -> tuple[Path, Callable[[], object]]:

@@ -132,7 +132,7 @@ class Covariance(ABC):
     """A second moment v of x_0 given x_t, and what the rest of the package asks about it."""
 
     name: ClassVar[str]
-    label: ClassVar[str] = ""  # in tables and plots; the name unless told
+    label: ClassVar[str] = ""  # in tables, if no row is its own; the name unless told
     head: ClassVar[str | None] = None  # the head that it reads
     number: ClassVar[str | None] = None  # the number per time that it takes, an argument of ReverseProcess
     structure: ClassVar[str] = "diagonal"  # of v: isotropic, diagonal or matrix; "range": of the step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -218,13 +219,7 @@ def _conv_head(size: BenchSize) -> ConvHead:
 
 
 def _forward(unet: nn.Module, x_t: Tensor) -> Work:
-    argument = torch.full((len(x_t),), 499.0)
-
-    @torch.no_grad()
-    def forward() -> object:
-        return unet(x_t, argument)
-
-    return forward
+    return torch.no_grad()(partial(unet, x_t, torch.full((len(x_t),), 499.0)))
 
 
 def _batch(size: BenchSize) -> Batch:
