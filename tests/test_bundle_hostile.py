@@ -91,6 +91,7 @@ def test_a_wrong_entry_of_the_config_is_named(copy: Path, change: dict[str, Any]
         ({"down_block_types": ["NoBlock", "NoBlock"]}, "describes no network"),
         ({"surprise": True}, "does not know"),
         ({"norm_num_groups": 0}, "describes no network"),
+        ({"time_embedding_type": "x"}, "describes no network"),
     ],
     ids=str,
 )

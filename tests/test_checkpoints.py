@@ -239,7 +239,7 @@ def test_both_heads_come_from_two_files_of_the_same_network(tmp_path):
     with pytest.raises(CheckpointError, match=r"sn.pth: it holds no head beside the network"):
         imported(tmp_path, golden_state(CELEBA), sn=tmp_path / "sn.pth")
     torch.save({key: value.to(torch.complex64) for key, value in state.items()}, tmp_path / "sn.pth")
-    with pytest.raises(CheckpointError, match=r"sn.pth: .* holds torch.complex64, not floating-point numbers"):
+    with pytest.raises(CheckpointError, match=r"sn.pth: .* holds torch.complex64, not plain floating-point numbers"):
         imported(tmp_path, golden_state(CELEBA), sn=tmp_path / "sn.pth")
 
 
@@ -329,7 +329,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"conv_in.bias holds NaN or infinite numbers"):
         imported(tmp_path, state)
     state["conv_in.bias"] = torch.ones(32, dtype=torch.int64)
-    with pytest.raises(CheckpointError, match=r"conv_in.bias holds torch.int64, not floating-point numbers"):
+    with pytest.raises(CheckpointError, match=r"conv_in.bias holds torch.int64, not plain floating-point numbers"):
         imported(tmp_path, state)
 
 

@@ -133,7 +133,7 @@ def test_mis_shaped_and_damaged_weights_are_errors(pipeline):
     with pytest.raises(CheckpointError, match=r"conv_in.bias has shape \(3,\) instead of \(32,\)"):
         import_model(pipeline)
     (pipeline / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 10**6)
-    with pytest.raises(CheckpointError, match=f"cannot import {pipeline}: diffusers cannot load it"):
+    with pytest.raises(CheckpointError, match=f"cannot import {pipeline}: .* is not a whole safetensors file"):
         import_model(pipeline)
 
 
@@ -166,9 +166,9 @@ def test_what_cannot_be_imported_is_named(pipeline, file, changes, reason):
             {"block_out_channels": [16384, 16384]},
             r"describes 73,\d+,\d+,\d+ weights, but the files",
         ),
-        ("unet/config.json", {"layers_per_block": 10**9}, "layers_per_block is larger than in any network"),
-        ("unet/config.json", {"down_block_types": ["DownBlock2D"] * 100}, "down_block_types is larger"),
-        ("unet/config.json", {"block_out_channels": "ab"}, "config.json describes no network"),
+        ("unet/config.json", {"layers_per_block": 10**9}, "layers_per_block = 1000000000 is larger than any"),
+        ("unet/config.json", {"down_block_types": ["DownBlock2D"] * 100}, "down_block_types = .* is larger than any"),
+        ("unet/config.json", {"block_out_channels": "ab"}, "block_out_channels = 'ab' is of the wrong type"),
         ("unet/config.json", {"junk": "x" * 2**24}, r"config.json has 16,\d+,\d+ bytes"),
         ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**9}, "its scheduler has 1000000000 steps"),
         ("scheduler/scheduler_config.json", {"beta_schedule": "linear", "beta_start": "x"}, "gives no schedule"),

@@ -14,12 +14,12 @@ IMAGES = torch.arange(10 * 3 * 2 * 2, dtype=torch.uint8).reshape(10, 3, 2, 2)
 def test_an_interrupted_run_goes_on_and_never_repeats_or_skips_an_image(tmp_path, file_format, channels):
     images = IMAGES[:, :channels]
     directory = SampleDirectory(tmp_path, {"seed": 1}, file_format)
-    assert directory.missing(4) == [0, 1, 2, 3]
+    assert list(directory.missing(4)) == [0, 1, 2, 3]
     directory.save(images[[0, 1, 4, 5]], [0, 1, 4, 5])
     again = SampleDirectory(tmp_path, {"seed": 1}, file_format)
-    assert again.missing(7) == [2, 3, 6]
+    assert list(again.missing(7)) == [2, 3, 6]
     again.save(images[[2, 3, 6]], [2, 3, 6])
-    assert again.missing(7) == []
+    assert list(again.missing(7)) == []
     assert torch.equal(again.first(7), images[:7])
 
 
@@ -27,7 +27,7 @@ def test_a_file_that_was_never_finished_does_not_count(tmp_path):
     directory = SampleDirectory(tmp_path, {}, "png")
     directory.save(IMAGES[:1], [0])
     (tmp_path / "images" / ".000001.png.abc.part").write_bytes(b"half")
-    assert directory.missing(2) == [1]
+    assert list(directory.missing(2)) == [1]
 
 
 def test_another_run_in_the_same_directory_is_refused(tmp_path):

@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+MAX_DIGITS = 300  # of a whole number: any float64 has fewer
 FLUSHES = 16  # how many files are flushed to disk side by side
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
 
@@ -134,11 +135,23 @@ def append_line(path: Path, line: str) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
+def parse_json(text: str) -> Any:
+    """JSON without whole numbers that no float could hold; a ValueError says what is wrong."""
+    return json.loads(text, parse_int=_whole_number)
+
+
+def _whole_number(text: str) -> int:
+    digits = len(text.lstrip("-"))
+    if digits > MAX_DIGITS:
+        raise ValueError(f"it holds a number of {digits} digits")
+    return int(text)
+
+
 def read_json(path: Path) -> Any:
     """Read JSON."""
     _refuse_devices(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -26,7 +26,7 @@ from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import build_schedule
 from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
-from optcov.bundle.weights import check_backbone, save_head, save_unet
+from optcov.bundle.weights import check_backbone, check_images, check_unet, save_head, save_unet
 from optcov.covariances import Covariance, find_covariance
 from optcov.identity import digest, digest_tensors, known_by
 from optcov.methods import Method, find_method
@@ -198,8 +198,18 @@ class Bundle:
         """Raise the error that `save` to this directory would, before hours of work go into what is to be saved."""
         check_replaceable(Path(directory), FILES)
 
+    def check_loadable(self) -> None:
+        """Raise the error that loading the saved bundle would: to be asked before long work, and before writing."""
+        try:
+            config = BundleConfig.from_json(self._config().to_json())
+            check_unet(self.unet)
+            check_images(self.unet, config.image_shape, config.learned_range)
+        except BundleError as error:
+            raise BundleError(f"{self.name} would make a bundle that cannot be loaded: {error}") from error
+
     def save(self, directory: str | Path) -> None:
         """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
+        self.check_loadable()
         if fingerprint(self.unet) != self.backbone:
             raise BundleError(
                 f"{self.name}: the weights of the noise predictor changed since the bundle was made, so its "

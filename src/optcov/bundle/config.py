@@ -17,6 +17,8 @@ from optcov.schedule import Schedule
 
 FORMAT, VERSION = "optcov-bundle", 1
 MAX_IMAGE_VALUES = 2**26
+MAX_NUMBER = 1e9  # of a time argument or of data: its square is still far inside of float32
+MIN_WIDTH = 1e-6  # of the data's range, relative to its ends and at least to 1e-3
 _HEAD_NAME = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
@@ -96,10 +98,16 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def _number(container: Any, name: str) -> float:
-    value = _mapping(container, "time_argument").get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BundleError(f'"{name}" is not a finite number but {str(value)[:50]!r}')
+    value: Any = _mapping(container, "time_argument").get(name)
+    if not _is_number(value):
+        raise BundleError(
+            f'"{name}" of "time_argument" is not a finite number up to {MAX_NUMBER:g} but {str(value)[:50]!r}'
+        )
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= MAX_NUMBER  # NaN is not
 
 
 def _choice(value: Any, choices: tuple[Any, ...], what: str) -> Any:
@@ -121,10 +129,15 @@ def _data_range(value: Any) -> tuple[float, float] | None:
     if value is None:
         return None
     ends = value if isinstance(value, list) else []
-    numbers = [end for end in ends if type(end) in (int, float) and math.isfinite(end)]
-    if len(ends) != 2 or len(numbers) != 2 or not numbers[0] < numbers[1]:
-        raise BundleError(f'"data_range" is {str(value)[:80]}, not [low, high] with low < high, or null')
-    return float(numbers[0]), float(numbers[1])
+    if len(ends) != 2 or not all(_is_number(end) for end in ends) or not ends[0] < ends[1]:
+        raise BundleError(
+            f'"data_range" is {str(value)[:80]}, not [low, high] with low < high and neither beyond {MAX_NUMBER:g}, '
+            f"or null"
+        )
+    low, high = float(ends[0]), float(ends[1])
+    if high - low < MIN_WIDTH * max(abs(low), abs(high), 1e-3):
+        raise BundleError(f'"data_range" is {value}, which is too narrow to tell its ends apart')
+    return low, high
 
 
 def _head_names(value: Any) -> tuple[str, ...]:
@@ -139,6 +152,6 @@ def _head_names(value: Any) -> tuple[str, ...]:
 def _noise_caps(value: Any) -> Mapping[str, float | None]:
     caps = _mapping(value, "noise_caps")
     for name, cap in caps.items():
-        if cap is not None and (type(cap) not in (int, float) or not 0 < cap < math.inf):
+        if cap is not None and (type(cap) not in (int, float) or not 0 < cap <= MAX_NUMBER):
             raise BundleError(f'"noise_caps" of {name[:50]!r} is {str(cap)[:50]!r}, not a positive number or null')
     return MappingProxyType(dict(caps))

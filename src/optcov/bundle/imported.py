@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.checkpoints import ImportedModel
@@ -18,12 +20,15 @@ def bundle_of(model: ImportedModel) -> Bundle:
         model.parameterisation,
         model.learned_range,
     )
+    imported: dict[str, Any] = {"source": model.source, "trajectory": "even"}
+    if model.left_out:
+        imported["left_out"] = list(model.left_out)
     bundle = Bundle(
         network=network.eval().requires_grad_(False),
         image_shape=model.image_shape,
         name=model.source,
         noise_caps=model.noise_caps,
-        provenance={"imported": {"source": model.source, "trajectory": "even"}},
+        provenance={"imported": imported},
     )
     if model.mean_square_noise is None:
         return bundle

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from optcov import storage
 from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
@@ -17,7 +17,7 @@ from optcov.bundle.config import BundleConfig
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.trajectories import StoredTrajectory
-from optcov.bundle.weights import load_head, load_unet, read_json
+from optcov.bundle.weights import check_images, load_head, load_unet, read_json
 from optcov.data.arrays import load_npz
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
@@ -72,8 +72,12 @@ def _models() -> Path:
 def _load(directory: Path) -> Bundle:
     with _naming(directory / CONFIG):
         config = BundleConfig.from_json(read_json(directory / CONFIG))
-    unet = load_unet(directory / UNET)
-    _check_image_shape(directory, unet, config)
+
+    def check(unet: nn.Module) -> None:
+        with _naming(directory / CONFIG):
+            check_images(unet, config.image_shape, config.learned_range)
+
+    unet = load_unet(directory / UNET, check)
     backbone = fingerprint(unet)
     heads = {name: load_head(directory / HEADS / f"{name}.safetensors", backbone) for name in config.heads}
     network = HeadedNetwork(
@@ -97,16 +101,6 @@ def _load(directory: Path) -> Bundle:
     )
 
 
-def _check_image_shape(directory: Path, unet: Any, config: BundleConfig) -> None:
-    channels, found = config.image_shape[0], (unet.config.in_channels, unet.config.out_channels)
-    outputs = channels * (2 if config.learned_range else 1)
-    if found != (channels, outputs):
-        raise BundleError(
-            f"{directory / CONFIG}: images of {channels} channels need a network with {channels} inputs and "
-            f"{outputs} outputs, but {directory / UNET} has {found[0]} and {found[1]}"
-        )
-
-
 def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
     if not path.exists():
         return None
@@ -124,7 +118,8 @@ def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:
     with _naming(path):
         if not isinstance(content, list):
             raise BundleError("it is not a list of trajectories")
-        return tuple(StoredTrajectory.from_json(entry) for entry in content)
+        schedules: dict[str, Schedule] = {}
+        return tuple(StoredTrajectory.from_json(entry, schedules) for entry in content)
 
 
 def _load_provenance(path: Path) -> Mapping[str, Any]:

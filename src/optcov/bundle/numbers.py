@@ -33,7 +33,7 @@ class NumbersPerTime:
         for name, values in self.tensors().items():
             if values.dtype != torch.float64 or values.shape != self.times.shape or values.ndim != 1:
                 raise BundleError(
-                    f"{name} must be a float64 tensor (T,) beside {len(self.times)} times, "
+                    f"{name} must be a float64 tensor (T,), one number for each of {self.times.numel()} times, "
                     f"got {values.dtype} of shape {tuple(values.shape)}"
                 )
             if not bool((values.isfinite() & (values >= 0)).all()):

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from optcov.bundle.errors import BundleError
@@ -55,6 +56,11 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
 
 def schedule_spec(schedule: Schedule) -> dict[str, Any]:
     """Describe a schedule by its dictionary, with the name of its family where it has one."""
+    return dict(_spec(schedule))
+
+
+@lru_cache(maxsize=64)  # every trajectory of a bundle asks it of the same few schedules
+def _spec(schedule: Schedule) -> dict[str, Any]:
     spec = schedule.spec()
     if spec["kind"] not in _BUILDERS:
         raise BundleError(f"{schedule!r} cannot be written down; use one of the schedules of optcov.Schedule")

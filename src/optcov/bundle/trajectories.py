@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
+import torch
+
 from optcov.bundle.errors import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
 from optcov.methods import find_method
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
+
+MAX_SCHEDULES = 16  # of one bundle; each takes megabytes
 
 
 @final
@@ -38,8 +42,11 @@ class StoredTrajectory:
         }
 
     @staticmethod
-    def from_json(content: Any) -> StoredTrajectory:
-        """Check and build; times must be times of the schedule."""
+    def from_json(content: Any, schedules: dict[str, Schedule] | None = None) -> StoredTrajectory:
+        """Check and build; times must be times of the schedule.
+
+        schedules: those that other trajectories brought, to be shared: a thousand of them are on a few schedules.
+        """
         if not isinstance(content, dict) or set(content) != {"schedule", "method", "times"}:
             raise BundleError("a stored trajectory needs exactly schedule, method and times")
         times = content["times"]
@@ -47,14 +54,22 @@ class StoredTrajectory:
             raise BundleError("the times of a stored trajectory must be a list of numbers")
         if not isinstance(content["schedule"], dict) or not isinstance(content["method"], str):
             raise BundleError("a stored trajectory needs an object as schedule and a text as method")
-        schedule = build_schedule(content["schedule"])
+        schedule = _shared_schedule(content["schedule"], {} if schedules is None else schedules)
         try:
             trajectory = Trajectory(times)
-            for t in trajectory.times:
-                schedule.check_times(t)
+            schedule.check_times(torch.tensor(trajectory.times, dtype=torch.float64))
             return StoredTrajectory(schedule, find_method(content["method"]).name, trajectory)
         except (ValueError, OverflowError, RuntimeError) as error:
             raise BundleError(f"a stored trajectory is not one: {error}") from error
+
+
+def _shared_schedule(spec: dict[str, Any], known: dict[str, Schedule]) -> Schedule:
+    key = json.dumps(spec, sort_keys=True)
+    if key not in known:
+        if len(known) == MAX_SCHEDULES:
+            raise BundleError(f"its trajectories are on more than {MAX_SCHEDULES} schedules")
+        known[key] = build_schedule(spec)
+    return known[key]
 
 
 def find_trajectory(stored: Sequence[StoredTrajectory], schedule: Schedule, method: str, K: int) -> Trajectory:

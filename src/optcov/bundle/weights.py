@@ -6,9 +6,8 @@ checks the config and the shapes before it builds a network, so that a hostile f
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,20 @@ from torch import Tensor, nn
 from optcov import storage
 from optcov.bundle.errors import BundleError
 from optcov.networks import Head, build_head, head_config
+from optcov.networks.unet_config import (
+    BUILDING_ERRORS,
+    MAX_CHANNELS,
+    MAX_LAYERS,
+    PLAIN_FLOATS,
+    brief,
+    check_computes,
+    check_settings,
+    no_plain_floats,
+    split_config,
+)
 
 UNET_CONFIG, UNET_WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 MAX_JSON_BYTES = 2**24
-MAX_LAYERS = 64  # per block, and blocks per network
-MAX_CHANNELS = 2**14
 
 
 def read_json(path: Path) -> Any:
@@ -37,28 +45,74 @@ def read_json(path: Path) -> Any:
 
 
 def save_unet(directory: Path, unet: nn.Module) -> None:
-    """Write a UNet2DModel, or the package's variant of it, as diffusers does."""
-    _unet_classes(type(unet).__name__)
-    storage.write_json(directory / UNET_CONFIG, json.loads(unet.to_json_string()))  # type: ignore[operator]
+    """Write a UNet2DModel, or the package's variant of it, as diffusers does; one that could not be read is refused."""
+    settings = check_unet(unet)
+    names = {name: value for name, value in json.loads(unet.to_json_string()).items() if name.startswith("_")}  # type: ignore[operator]
+    storage.write_json(directory / UNET_CONFIG, names | settings)
     storage.write_tensors(directory / UNET_WEIGHTS, _packed(unet.state_dict()), {"format": "pt"})
 
 
-def load_unet(directory: Path) -> nn.Module:
-    """Read a UNet2DModel, or the package's variant of it, in eval mode, as float32."""
+def check_unet(unet: nn.Module) -> dict[str, Any]:
+    """Raise the error that loading this network would, and return its settings as plain JSON values."""
+    unet_class = _unet_classes(type(unet).__name__)
+    try:
+        settings, _ = split_config(unet_class, json.loads(unet.to_json_string()))  # type: ignore[operator]
+        check_settings(unet_class, settings)
+    except ValueError as error:
+        raise BundleError(f"the network's config: {error}") from error
+    return settings
+
+
+def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: bool) -> None:
+    """Refuse a network that does not turn images of this shape into noise; it is looked at without memory."""
+    config: Any = unet.config
+    channels, found = image_shape[0], (config.in_channels, config.out_channels)
+    outputs = channels * (2 if learned_range else 1)
+    if found != (channels, outputs):
+        raise BundleError(
+            f"images of {channels} channels need a network with {channels} inputs and {outputs} outputs, but this one "
+            f"has {found[0]} and {found[1]}"
+        )
+    if config.class_embed_type is not None or config.num_class_embeds is not None:
+        raise BundleError("the network is conditional on a class; a bundle holds unconditional ones")
+    try:
+        check_computes(without_memory(unet), image_shape)
+    except ValueError as error:
+        raise BundleError(f"the network does not fit: {error}") from error
+
+
+def without_memory(unet: nn.Module) -> nn.Module:
+    """A network of the same settings whose weights have shapes but no numbers; itself, if it is one."""
+    if all(weight.is_meta for weight in unet.parameters()):
+        return unet
+    unet_class = _unet_classes(type(unet).__name__)
+    with torch.device("meta"):
+        twin: nn.Module = unet_class(**split_config(unet_class, dict(unet.config))[0])  # type: ignore[arg-type]
+    return twin.eval()
+
+
+def load_unet(directory: Path, check: Callable[[nn.Module], None] | None = None) -> nn.Module:
+    """Read a UNet2DModel, or the package's variant of it, in eval mode, as float32.
+
+    check: looks at the network before its weights take memory, and raises if it is not the one wanted.
+    """
     path = directory / UNET_CONFIG
     content = read_json(path)
     if not isinstance(content, dict):
         raise BundleError(f"{path} does not hold an object")
     unet_class = _unet_classes(content.get("_class_name"), path)
-    options = {name: value for name, value in content.items() if not name.startswith("_")}
-    _check_options(path, unet_class, options)
+    try:
+        options, _ = split_config(unet_class, content)
+        check_settings(unet_class, options)
+    except ValueError as error:
+        raise BundleError(f"{path}: {error}") from error
     tensors, _ = storage.read_tensors(directory / UNET_WEIGHTS)
 
     def build() -> nn.Module:
         module: nn.Module = unet_class(**options)
         return module
 
-    unet = _build_and_fill(build, tensors, path, directory / UNET_WEIGHTS)
+    unet = _build_and_fill(build, tensors, path, directory / UNET_WEIGHTS, check)
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
     return unet
 
@@ -75,19 +129,6 @@ def _unet_classes(name: Any, path: Path | None = None) -> Any:
     return classes[name]
 
 
-def _check_options(path: Path, unet_class: Any, options: Mapping[str, Any]) -> None:
-    """Refuse settings that the class does not know, and sizes beyond any network of this kind."""
-    unknown = sorted(set(options) - set(inspect.signature(unet_class.__init__).parameters))
-    if unknown:
-        raise BundleError(f"{path} has settings that {unet_class.__name__} does not know: {unknown[:5]}")
-    for name, value in options.items():
-        values = value if isinstance(value, list) else [value]
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        largest = MAX_LAYERS if name == "layers_per_block" else MAX_CHANNELS
-        if len(values) > MAX_LAYERS or not all(abs(number) <= largest for number in numbers):
-            raise BundleError(f"{path}: {name} = {str(value)[:80]} is larger than any network here")
-
-
 def save_head(path: Path, head: Head, backbone: str) -> None:
     """Write a head with its config and the fingerprint of the backbone that it was fitted on."""
     metadata = {"config": json.dumps(head_config(head)), "backbone": backbone}
@@ -99,7 +140,7 @@ def load_head(path: Path, backbone: str) -> Head:
     tensors, metadata = storage.read_tensors(path)
     check_backbone(str(path), metadata.get("backbone", "none"), backbone)
     try:
-        config = json.loads(metadata.get("config", "null"))
+        config = storage.parse_json(metadata.get("config", "null"))
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: the head's config is not valid JSON: {error}") from error
     if not isinstance(config, dict):
@@ -123,15 +164,20 @@ def check_backbone(what: str, fitted_on: str, backbone: str) -> None:
         )
 
 
-def _build_and_fill(build: Any, tensors: Mapping[str, Tensor], config: Path, weights: Path) -> nn.Module:
-    """Build without memory, compare every shape with the file, and only then build for real."""
+def _build_and_fill(
+    build: Callable[[], nn.Module],
+    tensors: Mapping[str, Tensor],
+    config: Path,
+    weights: Path,
+    check: Callable[[nn.Module], None] | None = None,
+) -> nn.Module:
+    """Build without memory, compare every shape and type with the file, and only then build for real."""
     try:
         with torch.device("meta"):
-            expected = {name: tuple(tensor.shape) for name, tensor in build().state_dict().items()}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError, RuntimeError,
-            ZeroDivisionError, AssertionError) as error:  # fmt: skip
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BundleError(f"{config} describes no network that can be built: {reason}") from error
+            empty = build().eval()
+    except BUILDING_ERRORS as error:
+        raise BundleError(f"{config} describes no network that can be built: {brief(error)}") from error
+    expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(set(expected) | set(found)):
         if expected.get(name) != found.get(name):
@@ -139,10 +185,15 @@ def _build_and_fill(build: Any, tensors: Mapping[str, Tensor], config: Path, wei
                 f"{weights}: {name[:80]!r} has the shape {found.get(name, 'none (it is missing)')}, "
                 f"but {config} calls for {expected.get(name, 'no such weight')}"
             )
+    for name, tensor in tensors.items():
+        if tensor.dtype not in PLAIN_FLOATS:
+            raise BundleError(f"{weights}: {name[:80]!r} {no_plain_floats(tensor)}")
+    if check is not None:
+        check(empty)
     with torch.random.fork_rng(devices=[]):  # the initial weights are thrown away; the caller's noise is not
         module = build()
     module.load_state_dict({name: _unpacked(tensor, name, weights) for name, tensor in tensors.items()})
-    return module.eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return module.eval().requires_grad_(False)
 
 
 def _packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -155,8 +206,6 @@ def _is_half(weight: Tensor) -> bool:
 
 
 def _unpacked(weight: Tensor, name: str, path: Path) -> Tensor:
-    if weight.is_floating_point():
-        if not bool(weight.isfinite().all()):
-            raise BundleError(f"{path}: the weight {name[:80]!r} holds NaN or infinity")
-        return weight.float() if weight.dtype.itemsize < 4 else weight
-    return weight
+    if not bool(weight.float().isfinite().all()):
+        raise BundleError(f"{path}: the weight {name[:80]!r} holds NaN or infinity")
+    return weight.float() if weight.dtype.itemsize < 4 else weight

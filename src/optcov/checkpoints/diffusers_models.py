@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
 from optcov.checkpoints.pipelines import refuse_other_pipelines
 from optcov.networks import TimeArgument
+from optcov.networks.unet_config import (
+    BUILDING_ERRORS,
+    PLAIN_FLOATS,
+    brief,
+    check_settings,
+    no_plain_floats,
+    split_config,
+)
 from optcov.prediction import PARAMETERISATIONS
 from optcov.schedule import Schedule
 from optcov.storage import read_json
@@ -34,7 +43,6 @@ CLASSES = ("UNet2DModel", "PaperUNet")
 WEIGHTS = "diffusion_pytorch_model"  # and an ending; large ones come in several files
 MAX_JSON_BYTES = 2**24
 MAX_STEPS = 10**5
-MAX_LENGTH, MAX_LAYERS, MAX_NUMBER = 64, 64, 2**14  # of a config: beyond any network of this kind
 
 
 def is_diffusers(path: Path) -> bool:
@@ -65,7 +73,7 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
         _refuse_part(path)
         index = path / "model_index.json"
         refuse_other_pipelines(path, _read_config(index) if index.is_file() else {})
-        unet = _load_unet(_folder(path, "unet", "config.json"))
+        unet, left_out = _load_unet(_folder(path, "unet", "config.json"))
         schedule, parameterisation = _read_schedule(path)
         channels = int(unet.config["in_channels"])
         height, width = _sides(image_size or unet.config["sample_size"])
@@ -77,6 +85,7 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
             source=str(name),
             learned_range=_has_learned_range(unet),
             parameterisation=parameterisation,
+            left_out=left_out,
         )
 
 
@@ -137,7 +146,8 @@ def _folder(path: Path, name: str, file: str) -> Path:
     return path / name if (path / name / file).is_file() else path
 
 
-def _load_unet(path: Path) -> Any:
+def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
+    """The network, and the names in its config that are off and that nobody here knows."""
     from diffusers import UNet2DModel
 
     from optcov.networks.paper_unet import PaperUNet
@@ -149,7 +159,7 @@ def _load_unet(path: Path) -> Any:
     if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
         raise CheckpointError("it is conditional on a class; only unconditional networks can be imported")
     loader = PaperUNet if kind == "PaperUNet" else UNet2DModel
-    _check_size(path, config, loader)
+    left_out = _check_config(path, config, loader)
     try:  # mismatches are let through here so that the report lists them all
         with _quietly():
             unet, report = loader.from_pretrained(
@@ -169,7 +179,7 @@ def _load_unet(path: Path) -> Any:
     for key, weights in unet.state_dict().items():
         if not bool(weights.isfinite().all()):
             raise CheckpointError(f"{key} holds NaN or infinite numbers; the file is damaged")
-    return unet.float().eval()
+    return unet.float().eval(), left_out
 
 
 @contextmanager
@@ -185,26 +195,35 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _check_size(path: Path, config: dict[str, Any], loader: Any) -> None:
-    """Refuse a config that describes more weights than the files beside it have bytes, before it is built."""
-    for name, value in config.items():
-        values = value if isinstance(value, list) else [value]
-        largest = MAX_LAYERS if name == "layers_per_block" else MAX_NUMBER
-        numbers = [number for number in values if isinstance(number, int | float)]
-        if len(values) > MAX_LENGTH or not all(abs(number) <= largest for number in numbers):
-            raise CheckpointError(f"config.json: {name[:80]} is larger than in any network")
+def _check_config(path: Path, config: dict[str, Any], loader: Any) -> tuple[str, ...]:
+    """Refuse settings by the rules that a bundle is loaded by, and weights that are not those of the config.
+
+    Returns the names in the config that are off and that the class does not know.
+    """
+    try:
+        settings, left_out = split_config(loader, config)
+        check_settings(loader, settings)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
     try:
         with torch.device("meta"):
-            weights = sum(parameter.numel() for parameter in loader.from_config(config).parameters())
-    # diffusers raises whatever its many layers raise on settings that do not fit each other
-    except Exception as error:
-        reason = " ".join(str(error).split())[:500]
-        raise CheckpointError(f"config.json describes no network ({type(error).__name__}: {reason})") from error
+            weights = sum(parameter.numel() for parameter in loader(**settings).parameters())
+    except BUILDING_ERRORS as error:
+        raise CheckpointError(f"config.json describes no network ({type(error).__name__}: {brief(error)})") from error
+    _check_weights(path, weights)
+    return tuple(left_out)
+
+
+def _check_weights(path: Path, weights: int) -> None:
+    """Refuse files with fewer bytes than the config has weights, or of types whose numbers diffusers would change."""
     files = sorted(path.glob(f"{WEIGHTS}*.safetensors")) or sorted(path.glob(f"{WEIGHTS}*.bin"))
     for file in files:
-        if file.suffix == ".bin":  # diffusers would read it as it is
-            content = read_file(file)
-            check_size(content.values() if isinstance(content, dict) else [], file.stat().st_size)
+        content = read_file(file)
+        tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+        check_size(tensors.values(), file.stat().st_size)
+        for name, tensor in tensors.items():
+            if tensor.dtype not in PLAIN_FLOATS:
+                raise CheckpointError(f"{name[:80]} {no_plain_floats(tensor)}")
     size = sum(file.stat().st_size for file in files)
     if weights > size:
         raise CheckpointError(
@@ -236,6 +255,9 @@ def _read_schedule(path: Path) -> tuple[Schedule, str]:
     steps = config.get("num_train_timesteps", 1000)
     if type(steps) is not int or not 1 < steps <= MAX_STEPS:
         raise CheckpointError(f"its scheduler has {str(steps)[:80]} steps; possible are 2 to {MAX_STEPS}")
+    betas = config.get("trained_betas")
+    if isinstance(betas, list) and len(betas) > MAX_STEPS:
+        raise CheckpointError(f"its scheduler has {len(betas)} betas, more than {MAX_STEPS} steps")
     try:
         with _quietly():
             return Schedule.from_diffusers(getattr(diffusers, kind).from_config(config)), parameterisation

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from optcov.checkpoints.errors import CheckpointError
+from optcov.networks.unet_config import PLAIN_FLOATS, no_plain_floats
 
 Shape = tuple[int, ...]
 State = Mapping[str, Tensor]
@@ -155,14 +156,16 @@ def check_keys(table: Table, foreign: State, empty: State) -> None:
         *_listing("missing", [key for key in expected if key not in foreign]),
         *_listing("unexpected", [key for key in foreign if key not in expected]),
         *_listing("mis-shaped", wrong),
-        *(
-            f"{key} holds {foreign[key].dtype}, not floating-point numbers"
-            for key in expected
-            if key in foreign and not foreign[key].is_floating_point()
-        ),
+        *_mistyped({key: foreign[key] for key in expected if key in foreign}),
     ]
     if problems:
         raise CheckpointError("; ".join(problems))
+
+
+def _mistyped(state: State) -> list[str]:
+    keys = [key for key, tensor in state.items() if tensor.dtype not in PLAIN_FLOATS]
+    more = f" ({len(keys) - 1} more keys are no better)" if len(keys) > 1 else ""
+    return [f"{keys[0]} {no_plain_floats(state[keys[0]])}{more}"] if keys else []
 
 
 def _shape(entry: Entry, empty: State) -> Shape:

@@ -43,6 +43,7 @@ class ImportedModel:
     parameterisation: str = "epsilon"
     mean_square_noise: Tensor | None = None  # Gamma at the times `gamma_times`, float64 (T,)
     noise_caps: Mapping[str, float | None] = field(default_factory=dict)  # the paper's y by method
+    left_out: tuple[str, ...] = ()  # settings of the network's config that are off and that nobody here knows
 
     @property
     def gamma_times(self) -> Tensor:

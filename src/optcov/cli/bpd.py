@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import finish, print_json, print_table, resumable
-from optcov.cli.options import default_out, numbers
+from optcov.cli.options import check_seed, default_out, numbers
 from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     cdf: str = typer.Option("exact", help="Normal CDF of the last step: exact, or tanh as the authors approximate it."),
     repeats: int = typer.Option(1, min=1, help="Repeat with this many seeds: mean and standard deviation over them."),
-    seed: int = typer.Option(0, help="Noise depends on (seed, image, time) alone."),
+    seed: int = typer.Option(0, callback=check_seed, help="Noise depends on (seed, image, time) alone."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),

@@ -8,22 +8,41 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from optcov.bundle import Bundle
+
 FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 TERMINATED = 143  # and for SIGTERM, as schedulers of jobs and `kill` send it
 
-output = Console(quiet=not FIRST)
-errors = Console(stderr=True, quiet=not FIRST)
+
+def escaped(text: str) -> str:
+    """A text as a terminal may see it: names of files may hold anything, also what steers it or breaks a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class PlainConsole(Console):
+    """A console that escapes what would steer the terminal, in every text that it is given; lines may break."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does."""
+        super().print(
+            *("\n".join(map(escaped, o.split("\n"))) if isinstance(o, str) else o for o in objects), **options
+        )
+
+
+output: Console = PlainConsole(quiet=not FIRST)
+errors: Console = PlainConsole(stderr=True, quiet=not FIRST)
 
 
 class Terminated(KeyboardInterrupt):
@@ -38,7 +57,7 @@ def resumable(where: Path) -> Iterator[None]:
             yield
     except KeyboardInterrupt as stop:
         said = f"stopped; the same command goes on with what is kept in {where}: {command_line()}"
-        errors.print(said, markup=False, highlight=False, soft_wrap=True)
+        errors.print(escaped(said), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED) from None
 
 
@@ -66,13 +85,9 @@ def command_line() -> str:
 
 
 def fail(message: str) -> NoReturn:
-    """End the program by one sentence and exit code 2; a process among several says which it is.
-
-    Names of files may hold anything: what would break the line or steer a terminal is escaped.
-    """
+    """End the program by one sentence and exit code 2; a process among several says which it is."""
     process = "" if FIRST else f" in process {os.environ['RANK']}"
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    Console(stderr=True).print(f"error{process}: {text}", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"error{process}: {escaped(message)}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 
 
@@ -90,11 +105,11 @@ def print_table(
     Names of files and bundles may hold brackets, so that nothing is markup: what is to be bold comes as rich's Text.
     """
     where = console or output
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(escaped(title)), title_justify="left")
     for number, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(escaped(name)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row])
+        table.add_row(*[cell if isinstance(cell, Text) else Text(escaped(str(cell))) for cell in row])
     # a number that is cut off is worse than a long line, and a console prints no wider than it is
     needed = where.measure(table, options=where.options.update(width=10_000)).maximum
     Console(width=max(where.width, needed), quiet=where.quiet, stderr=where.stderr).print(table)
@@ -102,15 +117,24 @@ def print_table(
 
 def announce(what: str) -> None:
     """Say what a command is about to do, after everything that can be refused has been looked at."""
-    errors.print(what, markup=False, highlight=False, soft_wrap=True)
+    errors.print(escaped(what), markup=False, highlight=False, soft_wrap=True)
+
+
+def tell_left_out(bundle: Bundle) -> None:
+    """Say which settings of a foreign network a bundle does without."""
+    imported = bundle.provenance.get("imported")
+    names = imported.get("left_out") if isinstance(imported, Mapping) else None
+    if isinstance(names, list) and names:
+        listed = ", ".join(repr(str(name)[:80]) for name in names[:10])
+        announce(f"leaves out {listed} of the network's config: off there, and unknown to the diffusers installed here")
 
 
 def finish(path: Path, *next_command: str) -> None:
     """End a command by where its output is, and what one would sensibly run next, word by word."""
-    output.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    output.print(escaped(f"wrote {path}"), markup=False, highlight=False, soft_wrap=True)
     suggest(*next_command)
 
 
 def suggest(*next_command: str) -> None:
     """Say what one would sensibly run next, such that it can be pasted into a shell."""
-    output.print(f"next: {shlex.join(next_command)}", markup=False, highlight=False, soft_wrap=True)
+    output.print(escaped(f"next: {shlex.join(next_command)}"), markup=False, highlight=False, soft_wrap=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable
-from optcov.cli.options import counted, names
+from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable, tell_left_out
+from optcov.cli.options import check_seed, counted, names
 from optcov.cli.progress import track, watch_passes
 from optcov.cli.train import show
 
@@ -59,7 +59,7 @@ def command(
     schedule: str | None = typer.Option(
         None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
     ),
-    seed: int = typer.Option(0, help="Seed of times and noise."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace a bundle or an unfinished fit of other settings."
     ),
@@ -79,6 +79,8 @@ def command(
     # everything that can be refused is looked at before the long work
     bundle = open_predictor(source, schedule, half)
     bundle.check_target(out)
+    bundle.check_loadable()
+    tell_left_out(bundle)
     train, test = _images(bundle, data, calibration_samples > 0)
     loss = "mse" if paper_exact else "gamma"
     # a network that learned its variance keeps it in the place of a head

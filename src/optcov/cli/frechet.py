@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table, suggest
+from optcov.cli.options import check_seed
 from optcov.cli.progress import track
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def command(
     features: str = typer.Option("fashion", help="Feature extractor: fashion, lite0 or inception:FILE."),
     samples: int = typer.Option(2000, min=4, help="Images to draw from a BUNDLE:METHOD."),
     steps: int = typer.Option(10, min=2, help="Reverse steps to draw them by."),
-    seed: int = typer.Option(0, help="Seed to draw them by."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed to draw them by."),
     kernel: bool = typer.Option(False, "--kernel", help="Measure the kernel distance (KID) too."),
     save_first: Path = typer.Option(None, help="Write the first set's statistics (mu, sigma) to this .npz file."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table
+from optcov.cli.console import announce, finish, print_json, print_table, tell_left_out
 
 
 def command(
@@ -39,8 +39,10 @@ def command(
         raise ValueError(f"--out {printable(str(out))} has characters that weights cannot be read under; rename it")
     Bundle.check_target(out)
     model = import_model(file, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
-    announce(f"{printable(model.source)} can be imported: writes it as a bundle to {out}")
     bundle = bundle_of(model)
+    bundle.check_loadable()
+    tell_left_out(bundle)
+    announce(f"{printable(model.source)} can be imported: writes it as a bundle to {out}")
     bundle.save(out)
     weights = sum(parameter.numel() for parameter in bundle.unet.parameters())
     found = {

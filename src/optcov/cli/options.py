@@ -5,6 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+MAX_SEED = 2**63 - 1  # torch's generators take twice as much, and repeats take the seeds behind
+
+
+def check_seed(value: int) -> int:
+    """Refuse seeds that no generator takes; the callback of every --seed."""
+    if not 0 <= value <= MAX_SEED:
+        raise ValueError(f"--seed {value} is out of range; use a whole number from 0 to {MAX_SEED}")
+    return value
+
 
 def default_out(bundle: str | Path, *words: str) -> Path:
     """Where output goes that was given no place, by the bundle's name: runs of different bundles do not meet."""

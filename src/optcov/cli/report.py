@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import announce, command_line, finish, print_json
+from optcov.cli.options import check_seed
 from optcov.cli.progress import track
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def command(
     figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
     title: str = typer.Option("", help="Heading of the page."),
     quick: bool = typer.Option(False, "--quick", help="Draw less of the bundle."),
-    seed: int = typer.Option(0, help="Seed of what is drawn of the bundle."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of what is drawn of the bundle."),
     json: bool = typer.Option(False, "--json", help="Print what the page has as JSON."),
 ) -> None:
     """Put tables, plots, samples, variance maps, and variances against errors on one self-contained HTML page."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, resumable
-from optcov.cli.options import default_out, numbers
+from optcov.cli.console import announce, errors, escaped, finish, print_json, resumable
+from optcov.cli.options import check_seed, default_out, numbers
 from optcov.cli.progress import track
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
+MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
 
 
 def command(
@@ -37,7 +38,7 @@ def command(
     ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int = typer.Option(64, "--n", help="Number of images."),
-    seed: int = typer.Option(0, help="With the image's number it determines its noise."),
+    seed: int = typer.Option(0, callback=check_seed, help="With the image's number it determines its noise."),
     trajectory: str = typer.Option("even", help="Times: even, quadratic or optimal."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, help="Images drawn at once; does not change them."),
@@ -72,6 +73,8 @@ def command(
 
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
+    if n > MAX_IMAGES:
+        raise ValueError(f"--n {n} is more than the {MAX_IMAGES} images that have noise of their own; draw fewer")
     state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
@@ -86,7 +89,7 @@ def command(
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""
-    caption = f"{model.name}: {sampler.title}{times}, seed {seed}"
+    caption = escaped(f"{model.name}: {sampler.title}{times}, seed {seed}")
     if variance_map:
         require_variance(sampler)
     announce(f"{caption}: draws {n} images to {out}; those that are there stay")
@@ -127,7 +130,7 @@ def _sample(
     from optcov.data.sample_directory import SampleDirectory
     from optcov.storage import directory_lock
 
-    evaluations: list[float] = []
+    evaluations, drawn_here = 0.0, 0
     with directory_lock(out) if state.is_main_process else nullcontext():
         directory = SampleDirectory(out, sampler.settings(), file_format)
         missing = directory.missing(n)
@@ -136,11 +139,12 @@ def _sample(
         share = missing[len(missing) * rank // ranks : len(missing) * (rank + 1) // ranks]
 
         def batches() -> Iterator[list[int]]:
+            nonlocal evaluations, drawn_here
             for start in range(0, len(share), batch_size):
-                indices = share[start : start + batch_size]
+                indices = list(share[start : start + batch_size])
                 drawn = sampler.draw(indices)
                 directory.save(to_8bit(drawn.x_0), indices)
-                evaluations.extend(drawn.evaluations.tolist())
+                evaluations, drawn_here = evaluations + float(drawn.evaluations.sum()), drawn_here + len(indices)
                 yield indices
 
         for _ in track(batches(), len(share), sampler.title, "images", len) if state.is_main_process else batches():
@@ -154,7 +158,7 @@ def _sample(
         "grid": str(out / "grid.png"),
         "images": n,
         "drawn": len(missing),
-        "evaluations": sum(evaluations) / len(evaluations) if evaluations else None,  # per image, of this process
+        "evaluations": evaluations / drawn_here if drawn_here else None,  # per image, of this process
         "settings": sampler.settings(),
         "clamped": {"below": clamps.below, "above": clamps.above, "of": clamps.total} if clamps else None,
     }
@@ -184,7 +188,7 @@ def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: i
     cells = compare(model, rows, columns, count, seed)
     announce(f"{model.name}: {methods} in {steps} steps from the same noise, as one picture to {picture}")
     tracked = track(cells, len(rows) * len(columns), "methods and steps", "cells")
-    draw_comparison(list(tracked), picture, f"{model.name}: the same noise by every method")
+    draw_comparison(list(tracked), picture, escaped(f"{model.name}: the same noise by every method"))
     return {"picture": str(picture), "methods": rows, "steps": columns}
 
 

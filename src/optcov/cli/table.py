@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
-from optcov.cli.options import counted, names, numbers
+from optcov.cli.options import check_seed, counted, names, numbers
 from optcov.cli.progress import fresh, track
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def command(
     times: int | None = typer.Option(None, min=2, help="Sweep over so many times for bits/dim; default all or 100."),
     optimal: bool = typer.Option(False, "--optimal", help="fid: also along the optimal trajectories of bpd."),
     target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 or 10."),
-    seed: int = typer.Option(0, help="Seed of all noise; repeats takes those behind it."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of all noise; repeats takes those behind it."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from optcov.cli.console import announce, errors, finish, print_json, resumable
-from optcov.cli.options import names, numbers
+from optcov.cli.options import check_seed, names, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,7 @@ def command(
         "uniform", help="Times: uniform, or normal (log of noise over signal is normal, as in EDM)."
     ),
     split: str = typer.Option("train", help="Split of the data."),
-    seed: int = typer.Option(0, help="Seed of weights, order, times and noise."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of weights, order, times and noise."),
     checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
     keep: int = typer.Option(2, help="How many of the latest checkpoints stay."),
     keep_every: int = typer.Option(0, help="Checkpoints at multiples of this step stay too; 0 for none."),

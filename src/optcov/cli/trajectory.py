@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import finish, print_json, print_table, resumable
-from optcov.cli.options import default_out
+from optcov.cli.options import check_seed, default_out
 from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
 
 
@@ -21,7 +21,7 @@ def command(
     images: int = typer.Option(100, min=2, help="Training images to choose by."),
     times: int = typer.Option(0, min=0, help="Choose among this many evenly spaced times; 0: all of them."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
-    seed: int = typer.Option(0, help="Noise depends on (seed, image, time) alone."),
+    seed: int = typer.Option(0, callback=check_seed, help="Noise depends on (seed, image, time) alone."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     out: Path | None = typer.Option(

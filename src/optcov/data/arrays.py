@@ -86,11 +86,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
     """Read header and content of a stream that holds `size` bytes."""
     try:
-        old = np.lib.format.read_magic(stream) == (1, 0)
-        length = stream.read(2 if old else 4)
-        header = stream.read(min(int.from_bytes(length, "little"), MAX_HEADER))  # numpy sets aside what is declared
-        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(io.BytesIO(length + header))
+        shape, fortran, dtype = _read_header(stream)
     except _BROKEN as error:
         raise DataError(f"{name} is not a npy array: {' '.join(str(error).split())[:200]}") from error
     if dtype.kind not in "biuf":
@@ -106,6 +102,24 @@ def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
         raise DataError(f"{name} does not hold the {needed} bytes of shape {shape} that it declares")
     array: Array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
     return array
+
+
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether by columns, and type that a npy array declares; raises what numpy raises."""
+    old = np.lib.format.read_magic(stream) == (1, 0)
+    length = stream.read(2 if old else 4)
+    header = stream.read(min(int.from_bytes(length, "little"), MAX_HEADER))  # numpy sets aside what is declared
+    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    return read(io.BytesIO(length + header))
+
+
+def declared_shape(path: Path, name: str) -> tuple[int, ...] | None:
+    """The shape that an array of a npz file declares, without reading it; None if there is no such array."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as stream:
+            return _read_header(stream)[0]
+    except (*_BROKEN, zipfile.BadZipFile):
+        return None
 
 
 def load_npy(path: Path) -> ImageSet:

@@ -14,6 +14,7 @@ import torch
 
 from optcov.data.images import DataError, ImageSet, require_memory
 from optcov.data.modes import channels_of, pixels_of, say_converted
+from optcov.data.png import png_damage
 
 FORMATS = {
     "PNG": (".png",),
@@ -23,6 +24,8 @@ FORMATS = {
     "PPM": (".ppm", ".pgm"),
 }
 MAX_PIXELS = 2**24  # of one image: 4096 x 4096, so that a small file cannot claim gigabytes
+ORIENTATION = 0x0112  # the tag of EXIF
+SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
 
 # what Pillow's decoders are known to raise on damaged files, beside its own errors
 _DECODING = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError)
@@ -61,11 +64,11 @@ def load_folder(directory: Path) -> ImageSet:
 def read_image(
     path: Path, shape: tuple[int, ...] | None = None, like: Path | None = None, seen: Counter[str] | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Read one image as uint8 (C, H, W), grey or RGB.
+    """Read one image as uint8 (C, H, W), upright, grey or RGB.
 
     shape: what its sides must have because the file `like` has it. seen: counts the colour modes of files.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     broken = (
         *_DECODING,
@@ -80,8 +83,11 @@ def read_image(
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow warns of damage that it reads over
             with Image.open(path, formats=tuple(FORMATS)) as image:
-                _check_header(path, image.mode, image.size, shape, like)
-                pixels = pixels_of(image)
+                turned = _orientation(image)
+                _check_header(path, image.mode, image.size[::-1] if turned in SIDEWAYS else image.size, shape, like)
+                if image.format == "PNG" and (damage := png_damage(path.read_bytes())):
+                    raise DataError(f"cannot read the image {path}: {damage}; remove or replace it")
+                pixels = pixels_of(ImageOps.exif_transpose(image) if turned else image)
                 if seen is not None:
                     seen[image.mode] += 1
     except DataError:
@@ -92,6 +98,12 @@ def read_image(
             f"cannot read the image {path}: {reason or type(error).__name__}; remove or replace it"
         ) from error
     return pixels
+
+
+def _orientation(image: Any) -> int | None:
+    """How the camera was held, 2 to 8 as in EXIF; None if it was upright or nothing tells."""
+    found = image.getexif().get(ORIENTATION)
+    return found if found in range(2, 9) else None
 
 
 def _check_header(

@@ -5,25 +5,27 @@
     images/        000000.png, ... (format "png")
     shards/        images-000000-000063.npz, ... (format "npz")
 
-An image counts as done when its file, or a shard with its number, is there; files appear only when whole.
+An image counts as done when its file, or a shard with its number, is there and whole; others are drawn again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from optcov import storage
-from optcov.data.arrays import read_npz
+from optcov.data.arrays import declared_shape, read_npz
 from optcov.data.export import png_bytes
 from optcov.data.folders import read_image
 from optcov.data.images import DataError
+from optcov.data.png import png_damage
 from optcov.identity import check_unchanged
 
 FORMATS = ("png", "npz")
@@ -42,10 +44,13 @@ class SampleDirectory:
         self._settings = {**settings, "format": file_format}
         self._check_agreement()
 
-    def missing(self, count: int) -> list[int]:
-        """Numbers of the first `count` images that are not there yet."""
-        done = self._done()
-        return [index for index in range(count) if index not in done]
+    def missing(self, count: int) -> Numbers:
+        """Numbers of the first `count` images that are not there yet, or whose file is damaged."""
+        gaps, start = [], 0
+        for first, last in sorted(self._done()):
+            gaps.append(range(start, min(first, count)))
+            start = max(start, last + 1)
+        return Numbers([*gaps, range(start, count)])
 
     def save(self, images: Tensor, indices: Sequence[int]) -> None:
         """Write 8-bit images (n, C, H, W) under their numbers; a shard holds a run of consecutive ones."""
@@ -70,7 +75,7 @@ class SampleDirectory:
         found: dict[int, Tensor] = {}
         for shard in sorted((self.path / "shards").glob("*.npz")):
             match = _SHARD.fullmatch(shard.name)
-            if match and int(match[1]) < count:
+            if match and int(match[1]) < count and _shard_is_whole(shard, int(match[2]) - int(match[1]) + 1):
                 images = read_npz(shard).get("images")
                 if images is None or images.ndim != 4 or images.dtype != np.uint8:
                     raise DataError(f"{shard} holds no 8-bit images (n, C, H, W); remove it to draw them again")
@@ -91,12 +96,58 @@ class SampleDirectory:
             raise DataError(f"{file} does not describe a run; choose another directory")
         check_unchanged(before, settings, self.path, DataError, ignore=("bundle",))  # whose name changes no image
 
-    def _done(self) -> set[int]:
+    def _done(self) -> list[tuple[int, int]]:
+        """First and last number of each file that is whole."""
         if self.format == "png":
-            names = (_PNG.fullmatch(file.name) for file in (self.path / "images").glob("*.png"))
-            return {int(name[1]) for name in names if name}
-        shards = (_SHARD.fullmatch(file.name) for file in (self.path / "shards").glob("*.npz"))
-        return {index for name in shards if name for index in range(int(name[1]), int(name[2]) + 1)}
+            names = {file: _PNG.fullmatch(file.name) for file in (self.path / "images").glob("*.png")}
+            return [(int(name[1]), int(name[1])) for file, name in names.items() if name and _png_is_whole(file)]
+        shards = {file: _SHARD.fullmatch(file.name) for file in (self.path / "shards").glob("*.npz")}
+        spans = {file: (int(name[1]), int(name[2])) for file, name in shards.items() if name}
+        return [span for file, span in spans.items() if _shard_is_whole(file, span[1] - span[0] + 1)]
+
+
+@final
+class Numbers(Sequence[int]):
+    """Ascending numbers as ranges: as many as one likes, without a list of them."""
+
+    def __init__(self, ranges: Sequence[range]):
+        self._ranges = [part for part in ranges if len(part)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ranges))
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Numbers: ...
+    def __getitem__(self, index: int | slice) -> int | Numbers:
+        if not isinstance(index, slice):
+            wanted = range(len(self))[index]
+            return next(iter(self[wanted : wanted + 1]))
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError(f"numbers are taken one after the other, not by steps of {step}")
+        found, before = [], 0
+        for part in self._ranges:
+            found.append(part[max(start - before, 0) : max(stop - before, 0)])
+            before += len(part)
+        return Numbers(found)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._ranges)
+
+
+def _png_is_whole(path: Path) -> bool:
+    try:
+        return png_damage(path.read_bytes()) is None
+    except OSError:
+        return False
+
+
+def _shard_is_whole(path: Path, images: int) -> bool:
+    """Whether a shard declares as many images as its name does; its content is looked at when it is read."""
+    shape = declared_shape(path, "images")
+    return shape is not None and shape[:1] == (images,)
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:

@@ -28,6 +28,8 @@ from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
 from optcov.schedule import Schedule
 
+MOST_TIMES = 100_000  # as many as the longest schedule has
+
 
 @final
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
         return torch.arange(1, schedule.steps + 1)
     if count < 2:
         raise TrainingError(f"{count} times are too few to interpolate between; use 2 or more")
+    if count > MOST_TIMES:
+        raise TrainingError(f"{count} times are too many to measure at; use {MOST_TIMES} or fewer")
     first = schedule.first_time
     ends = schedule.log_snr(torch.tensor([first, schedule.final_time], dtype=torch.float64))
     levels = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64)

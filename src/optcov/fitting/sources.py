@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from optcov.bundle import Bundle, load
+from optcov.bundle.config import check_head_name
 from optcov.bundle.imported import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
@@ -67,7 +68,10 @@ def _from_run(source: Path, half: bool) -> Bundle:
         raise TrainingError(f"the training in {source} is not finished; run optcov train again to go on with it")
     if not isinstance(run, dict) or not isinstance(run.get("schedule"), str):
         raise TrainingError(f"{source / 'run.json'} does not name the schedule of the training")
-    names = [str(name) for name in run.get("joint_heads", [])]
+    joint = run.get("joint_heads", [])
+    if not isinstance(joint, list):
+        raise TrainingError(f"{source / 'run.json'}: joint_heads is not a list of names but {str(joint)[:50]!r}")
+    names = [check_head_name(name) for name in joint]
     # heads belong to the weights that they were trained with, so these are not rounded
     bundle = _as_bundle(load_unet(source / "unet"), run, source.name, half and not names)
     heads = {name: load_head(source / "heads" / f"{name}.safetensors", bundle.backbone) for name in names}
@@ -77,9 +81,11 @@ def _from_run(source: Path, half: bool) -> Bundle:
 def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> Bundle:
     config: Any = unet.config
     size = config.sample_size
-    height, width = (size, size) if isinstance(size, int) else size
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    if len(sides) != 2:
+        raise TrainingError(f"{name}: the network's sample_size is {size}, which tells no height and width")
     network = HeadedNetwork(
         Backbone.unet(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
     ).eval()
-    bundle = Bundle(network, (config.in_channels, height, width), name=name, provenance={"stage1": run})
+    bundle = Bundle(network, (config.in_channels, *sides), name=name, provenance={"stage1": run})
     return bundle.rounded() if half else bundle

@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from optcov.bundle.weights import save_head, save_unet
+from optcov.bundle.weights import check_unet, save_head, save_unet
 from optcov.data import ImageSet
 from optcov.fitting.batches import Batches, Labels, NoiseLevels
 from optcov.fitting.config import TrainingConfig, TrainingError
@@ -110,6 +110,7 @@ def train_noise_predictor(
     """
     directory = Path(directory)
     unet = build_unet(images.shape, **asdict(shape), seed=config.seed)
+    check_unet(unet)  # what could not be loaded again is not worth the training
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs, and no slower elsewhere
     network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule), parameterisation=prediction_type)
     labels = Labels(shape.classes, empty_share) if shape.classes else None

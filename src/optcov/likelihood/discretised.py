@@ -32,8 +32,11 @@ def bin_half_width(data_range: tuple[float, float]) -> float:
 def discretised_log_prob(
     x: Tensor, mean: Tensor, variance: Tensor, data_range: tuple[float, float] = (-1, 1), cdf: str = "exact"
 ) -> Tensor:
-    """Log-probability of each bin, in nats, elementwise; variance broadcasts. Computed in float64."""
+    """Log-probability of each bin, in nats, elementwise; variance broadcasts and is positive. Computed in float64."""
     check_cdf(cdf)
+    usable = (variance > 0) & (variance < torch.inf)
+    if not bool(usable.all()):
+        raise ValueError(f"the variance {float(variance[~usable].flatten()[0])} is not a positive, finite number")
     low, high = data_range
     end = _END * (high - low) / 2
     first, last = x < low + end, x > high - end

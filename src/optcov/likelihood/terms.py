@@ -25,6 +25,7 @@ from optcov.prediction import Prediction
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
 
+LEAST_ETA = 1e-9  # the bound is then beyond 10^15 bits per dimension
 LAST_VARIANCES: Final = ("paper", "own", "reference_table")
 NoiseByTime = Callable[[float], Tensor]
 
@@ -149,9 +150,14 @@ def check_images(x_0: Tensor, data_range: tuple[float, float] | None) -> None:
 
 
 def check_stochastic(forward: ForwardProcess) -> None:
-    """Refuse eta = 0, where the bound is infinite."""
+    """Refuse eta = 0, where the bound is infinite, and what float64 does not tell from it."""
     if forward.eta == 0:
         raise ValueError(
             "at eta = 0 the variational bound is infinite: the forward process is deterministic given x_0, so its KL "
             "divergence to any Gaussian step diverges; use eta in (0, 1], or the probability-flow ODE likelihood"
+        )
+    if forward.eta < LEAST_ETA:
+        raise ValueError(
+            f"eta = {forward.eta} is so small that the variational bound, which grows with 1 / eta^2, is no longer a "
+            f"number; use eta of at least {LEAST_ETA:g}"
         )

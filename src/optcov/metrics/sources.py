@@ -7,6 +7,7 @@ BUNDLE:METHOD                             images drawn from a bundle, e.g. fashi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from optcov import data
 from optcov.bundle import Bundle, BundleError, Sampler, load
 from optcov.bundle.loading import find_bundle
 from optcov.data.arrays import read_npz
+from optcov.data.images import require_memory
 from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.frechet import LEAST_IMAGES, Features
@@ -82,6 +84,7 @@ def _open_bundle(
     source: str, bundle: Bundle, method: str, extractor: Extractor, drawing: Drawing, watch: Watch
 ) -> OpenSource:
     extractor.check(bundle.image_shape, source)
+    require_memory(drawing.samples * math.prod(bundle.image_shape), f"{drawing.samples} images of {source}")
     bundle.network.to(this_process().device)
     sampler = _sampler(bundle, method, drawing)
     return OpenSource(
