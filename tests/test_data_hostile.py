@@ -247,7 +247,7 @@ def test_a_limit_on_memory_ends_in_an_error_that_names_the_source(tmp_path: Path
             Image.fromarray(image).save(tmp_path / name / f"{number}.png")
     else:
         (np.save if name == "a.npy" else np.savez_compressed)(tmp_path / name, images)
-    full = [mock.patch(f"numpy.{function}", side_effect=MemoryError) for function in ("frombuffer", "empty")]
+    full = [mock.patch(f"numpy.{function}", side_effect=MemoryError) for function in ("load", "empty")]
     with full[0], full[1], pytest.raises(DataError, match=rf"{name} does not fit into the memory"):
         data.load(tmp_path / name)
 
