@@ -68,7 +68,7 @@ def test_what_could_not_be_loaded_is_refused_before_the_work(
     change(pipeline / file, **settings)
     with (
         mock.patch.object(Bundle, "save", side_effect=AssertionError("saved")),
-        mock.patch("optcov.fitting.fit_closed_form", side_effect=AssertionError("fitted")),
+        mock.patch("optcov.fitting.fit.fit_closed_form", side_effect=AssertionError("fitted")),
     ):
         said = optcov(*arguments(command, pipeline))
     assert said.code == 2, said.out

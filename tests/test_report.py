@@ -197,7 +197,7 @@ def _damage(record: dict[str, Any], where: str, value: object) -> None:
         ("sections/0/heading", "\ud800", "surrogates not allowed"),
         ("sections/0/rows/0/entries/0/text", 5, "5 stands where a text should"),
         ("sections/0/rows/0/entries/0/paper_text", 5, "5 stands where a text should"),
-        ("sections/0/rows/0/entries/0/paper", 10**400, "finite number or None, not 1000"),
+        ("sections/0/rows/0/entries/0/paper", 10**400, "a number of 401 digits"),
         ("sections/0/rows/0/entries/0/error", -0.1, "a standard error is not negative, as -0.1 is"),
         ("sections/0/rows/1/entries/0/details/times", 5, "5 are no times of a trajectory"),
         ("sections/0/rows/1/entries/0/details/times", ["abc"], r"\['abc'\] are no times of a trajectory"),
@@ -212,7 +212,7 @@ def test_a_damaged_table_is_refused_by_its_name(tmp_path: Path, where: str, valu
     record = json.loads(json.dumps(table().to_json()))
     _damage(record, where, value)
     (tmp_path / "bpd.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=rf"bpd.json: this is not the record of a table .*{reason}"):
+    with pytest.raises(ValueError, match=rf"bpd.json(: this is not the record of a table)? .*{reason}"):
         read_tables([tmp_path])
 
 

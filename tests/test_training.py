@@ -205,7 +205,7 @@ def test_a_class_conditional_unet_is_trained_on_labels(tmp_path):
     assert (run["prediction_type"], run["network"]["classes"]) == ("v_prediction", 3)
     assert json.loads((tmp_path / "unet" / "config.json").read_text())["num_class_embeds"] == 4
     other = ImageSet(source.images, (torch.arange(40) + 1) % 3)
-    with pytest.raises(TrainingError, match="holds a training with labels"):
+    with pytest.raises(TrainingError, match="the labels changed"):
         list(train_noise_predictor(other, tmp_path, config, shape, flip=False, **options))
 
 

@@ -13,11 +13,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from optcov import integrations, oracle
     from optcov.bundle import Bundle, load
+    from optcov.fitting.fit import fit
     from optcov.forward import Bridge, ForwardProcess
     from optcov.gaussian import Gaussian, kl_divergence
+    from optcov.integrations.diffusers import attach
     from optcov.likelihood import CostTable, ElboTerms, cost_table, elbo
     from optcov.methods import METHODS
-    from optcov.prediction import NoisePrediction
+    from optcov.prediction import NoisePrediction, Prediction
     from optcov.reverse import ReverseProcess
     from optcov.sampling import generate, sample
     from optcov.schedule import Schedule
@@ -32,11 +34,14 @@ _HOMES = {
     "Gaussian": "gaussian",
     "METHODS": "methods",
     "NoisePrediction": "prediction",
+    "Prediction": "prediction",
     "ReverseProcess": "reverse",
     "Schedule": "schedule",
     "Trajectory": "trajectory",
+    "attach": "integrations.diffusers",
     "cost_table": "likelihood",
     "elbo": "likelihood",
+    "fit": "fitting.fit",
     "generate": "sampling",
     "kl_divergence": "gaussian",
     "load": "bundle",
@@ -53,11 +58,14 @@ __all__ = [
     "ForwardProcess",
     "Gaussian",
     "NoisePrediction",
+    "Prediction",
     "ReverseProcess",
     "Schedule",
     "Trajectory",
+    "attach",
     "cost_table",
     "elbo",
+    "fit",
     "generate",
     "integrations",
     "kl_divergence",

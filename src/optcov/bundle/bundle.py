@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad
 
 from optcov import storage
 from optcov.bundle.config import BundleConfig, check_head_name
@@ -28,7 +28,9 @@ from optcov.bundle.schedules import build_schedule
 from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
 from optcov.bundle.weights import check_backbone, check_images, check_unet, save_head, save_unet
 from optcov.covariances import Covariance, find_covariance
+from optcov.gaussian import Gaussian
 from optcov.identity import digest, digest_tensors, known_by
+from optcov.likelihood.result import Likelihoods
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
 from optcov.reverse import ReverseProcess
@@ -89,6 +91,10 @@ class Bundle:
             "image shape": list(self.image_shape),
             "noise caps": dict(self.noise_caps),
         }
+
+    def on_its_own_schedule(self) -> Bundle:
+        """The bundle at the times that its network was trained on."""
+        return replace(self, network=self.network.on_its_own_schedule())
 
     def digest(self) -> str:
         """SHA-256 of the identity, in hexadecimal."""
@@ -177,6 +183,62 @@ class Bundle:
             if not all_heads:
                 network = network.only(kind.head or "")
         return ReverseProcess(network, forward, **options)
+
+    def sample(
+        self,
+        n: int,
+        *,
+        method: str | None = None,
+        steps: int = 25,
+        seed: int = 0,
+        condition: Mapping[str, Tensor] | None = None,
+        batch_size: int = 64,
+        progress: bool = True,
+        **options: Any,
+    ) -> Tensor:
+        """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
+
+        method: by default the one that suits the bundle, NPR-DDIM if it has that head. condition: what else the network
+        takes by name, each a tensor with one entry per image. Image i depends on (seed, i) alone, not on n or
+        batch_size. options: those of `Sampler`, such as trajectory="optimal".
+
+        >>> import optcov
+        >>> optcov.load("fashion").sample(2, method="NPR-DDIM", steps=3, progress=False).shape
+        torch.Size([2, 1, 28, 28])
+        """
+        from optcov.bundle.sampler import draw_many
+
+        options = {"method": method, "steps": steps, "seed": seed, **options}
+        return draw_many(self, n, condition, batch_size, progress, **options)
+
+    def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
+        """Bound the bits/dim of images (n, C, H, W) in [-1, 1] or uint8, for every covariance at even times.
+
+        methods: those to score, such as ["NPR-DDPM"], by default all that the bundle can do. Other options: seed,
+        last_variance ("paper" | "own"), cdf, condition, batch_size, progress. The result prints as a table, plots, and
+        is data: `result.of("npr", 10).mean`.
+
+        >>> import optcov
+        >>> from optcov.bundle import test_images
+        >>> score = optcov.load("fashion").bits_per_dim(test_images("fashion")[:2], steps=3, progress=False)
+        >>> sorted({row.K for row in score.rows})
+        [3]
+        """
+        from optcov.bundle.scoring import score_tensor
+
+        return score_tensor(self, images, steps, **options)
+
+    def posterior(self, x_t: Tensor, t: Time, covariance: str = "npr", **condition: Tensor) -> Gaussian:
+        """The Gaussian over x_0 given x_t (B, C, H, W) at a time of `schedule`: mean, and variance per pixel.
+
+        >>> import optcov, torch
+        >>> known = optcov.load("fashion").posterior(torch.zeros(1, 1, 28, 28), 0.5)
+        >>> known.mean.shape, known.variance.shape
+        (torch.Size([1, 1, 28, 28]), torch.Size([1, 1, 28, 28]))
+        """
+        row = Method("posterior", continuous=False, eta=1.0, covariance=covariance)
+        with no_grad():
+            return self.reverse_process(row, all_heads=False).posterior(x_t, t, **condition)
 
     def noise_cap(self, method: str) -> float | None:
         """The y that a method is sampled with: the bundle's own, or else the paper's."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
+
+import torch
+from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.covariances import Covariance
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
+from optcov.prediction import check_condition
+from optcov.progress import track
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
-from optcov.schedule import VPSchedule
+from optcov.schedule import VPSchedule, is_whole
 from optcov.solvers import SolverResult
 from optcov.trajectory import Trajectory
 
@@ -87,8 +92,13 @@ class Sampler:
             "tolerance": self.tolerance if self.adaptive else None,
         }
 
-    def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
-        """Draw the images with these numbers."""
+    def draw(
+        self,
+        indices: Sequence[int],
+        callback: Callable[[Step], None] | None = None,
+        condition: Mapping[str, Tensor] | None = None,
+    ) -> SolverResult:
+        """Draw the images with these numbers; condition: one entry for each of them."""
         return draw(
             self.method,
             self.bundle.network.only(),  # for solvers without a covariance; a process has its own
@@ -104,8 +114,36 @@ class Sampler:
             last_step=self.last_step,
             relative_tolerance=self.tolerance,
             callback=callback,
+            condition=condition,
             device=next(self.bundle.unet.parameters()).device,
         )
+
+
+def draw_many(
+    bundle: Bundle,
+    n: int,
+    condition: Mapping[str, Tensor] | None,
+    batch_size: int,
+    progress: bool,
+    *,
+    method: str | None,
+    steps: int,
+    **options: Any,
+) -> Tensor:
+    """`Bundle.sample`: n images batch by batch, on the CPU."""
+    if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
+        raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
+    if not is_whole(steps) or steps < 1:
+        raise ValueError(f"steps = {steps!r} is not a positive whole number")
+    condition = check_condition(condition, n)
+    sampler = Sampler(bundle, method or suggested_method(bundle), steps, **options)
+    parts = []
+    starts = range(0, n, batch_size)
+    for first in track(starts, len(starts), sampler.title, "batches", show=progress):
+        indices = range(first, min(first + batch_size, n))
+        some = {name: value[indices.start : indices.stop] for name, value in condition.items()}
+        parts.append(sampler.draw(indices, condition=some).x_0.cpu())
+    return torch.cat(parts)
 
 
 def suggested_method(bundle: Bundle) -> str:

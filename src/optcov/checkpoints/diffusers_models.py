@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
-from optcov.checkpoints.pipelines import refuse_other_pipelines
+from optcov.checkpoints.pipelines import refuse_other_pipelines, refuse_parts
 from optcov.networks import TimeArgument
 from optcov.networks.unet_config import (
     BUILDING_ERRORS,
@@ -27,7 +28,7 @@ from optcov.networks.unet_config import (
     no_plain_floats,
     split_config,
 )
-from optcov.prediction import PARAMETERISATIONS
+from optcov.prediction import PARAMETERISATIONS, check_kind
 from optcov.schedule import Schedule
 from optcov.storage import read_json
 
@@ -74,19 +75,42 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
         index = path / "model_index.json"
         refuse_other_pipelines(path, _read_config(index) if index.is_file() else {})
         unet, left_out = _load_unet(_folder(path, "unet", "config.json"))
-        schedule, parameterisation = _read_schedule(path)
-        channels = int(unet.config["in_channels"])
-        height, width = _sides(image_size or unet.config["sample_size"])
-        return ImportedModel(
-            unet=unet,
-            schedule=schedule,
-            time_argument=_time_argument(unet),
-            image_shape=(channels, height, width),
-            source=str(name),
-            learned_range=_has_learned_range(unet),
-            parameterisation=parameterisation,
-            left_out=left_out,
-        )
+        model = imported_unet(unet, *_read_schedule(path), str(name), image_size)
+        return replace(model, left_out=left_out)
+
+
+def import_pipeline(pipeline: Any) -> ImportedModel:
+    """Take a pipeline of diffusers as it is in memory; its network is shared, not copied."""
+    parts = {name: part for name, part in pipeline.components.items() if part is not None}
+    name = type(pipeline).__name__
+    refuse_parts(f"{name}: it", set(parts))
+    scheduler = parts.get("scheduler")
+    if scheduler is None:
+        raise CheckpointError(f"{name}: it has no scheduler, which says how noisy each time is; give it one")
+    return imported_unet(
+        parts["unet"], Schedule.from_diffusers(scheduler), scheduler.config.get("prediction_type", "epsilon"), name
+    )
+
+
+def imported_unet(
+    unet: Any, schedule: Schedule, parameterisation: str, source: str, image_size: int | None = None
+) -> ImportedModel:
+    """A UNet2DModel with the schedule it was trained on; its times count from 0 as in diffusers."""
+    kind = type(unet).__name__
+    if kind not in CLASSES:
+        raise CheckpointError(f"{source}: its network is a {kind}, not an unconditional {CLASSES[0]}")
+    if unet.config.get("class_embed_type") is not None or unet.config.get("num_class_embeds") is not None:
+        raise CheckpointError(f"{source}: it is conditional on a class; only unconditional networks can be taken")
+    height, width = _sides(image_size or unet.config["sample_size"])
+    return ImportedModel(
+        unet=unet,
+        schedule=schedule,
+        time_argument=_time_argument(unet),
+        image_shape=(int(unet.config["in_channels"]), height, width),
+        source=source,
+        learned_range=_has_learned_range(unet),
+        parameterisation=check_kind(parameterisation),
+    )
 
 
 def _refuse_bundle(path: Path) -> None:

@@ -21,10 +21,18 @@ def refuse_other_pipelines(path: Path, index: Any) -> None:
     kind = f"it is of the class {str(index['_class_name'])[:80]}, which" if "_class_name" in index else "it"
     # a part is a library and a class; [null, null] is one that was left out, and anything else is a setting
     parts = {name for name, part in index.items() if isinstance(part, list) and len(part) == 2 and all(part)}
-    if "unet" not in parts and not any((path / name).is_file() for name in ("config.json", "unet/config.json")):
+    there = [name for name in ("unet", *DECODERS) if (path / name / "config.json").is_file()]
+    if (path / "config.json").is_file():
+        there.append("unet")
+    refuse_parts(kind, {*parts, *there})
+
+
+def refuse_parts(kind: str, parts: set[str]) -> None:
+    """Refuse a pipeline by its parts. kind: how a sentence about it begins."""
+    if "unet" not in parts:
         others = ", ".join(sorted(parts))[:200]
         raise CheckpointError(f"{kind} has no unet{f' but {others}' if others else ''}; {SUPPORTED}")
-    decoder = next((name for name in DECODERS if name in parts or (path / name / "config.json").is_file()), None)
+    decoder = next((name for name in DECODERS if name in parts), None)
     if decoder is not None:
         raise CheckpointError(
             f"{kind} draws latents that its {decoder} decodes, and the commands know images only; from Python a "

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table
-from optcov.cli.progress import track
+from optcov.progress import track
 
 
 def command(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import finish, print_json, print_table, resumable
-from optcov.cli.options import check_seed, default_out, numbers
-from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
-
-if TYPE_CHECKING:
-    from optcov.likelihood import LikelihoodRow
+from optcov.cli.console import announce, finish, print_json, print_table, resumable
+from optcov.cli.options import check_seed, default_out, names, numbers
+from optcov.cli.scored import some_images, tell_clamps
 
 
 def command(
@@ -37,58 +32,39 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
     """Bound the negative log-likelihood of images: every covariance, every K, even and optimal trajectories."""
+    from optcov import bundle as bundles
     from optcov import storage
-    from optcov.likelihood import likelihood_table, pool_repeats
+    from optcov.bundle.scoring import Conventions, bits_per_dim
     from optcov.processes import this_process
 
-    lengths = _lengths(steps)
     out = out or default_out(bundle, "bpd")
-    runs: list[list[LikelihoodRow]] = []
-    first = this_process().is_main_process
-    # one lock for the run; its other processes write the states of their own sweeps alone
-    with resumable(out), storage.directory_lock(out) if first else nullcontext():
-        for number in range(repeats):
-            options = SweepOptions(
-                bundle, data, times, designs, eta, last_variance, cdf, seed + number, schedule, batch_size
-            )
-            train = run_sweep(options, "train", train_images, out, lengths=lengths)
-            test = run_sweep(options, "test", images, out, numbers_from=train)
-            report_clamps(test)
-            runs.append(likelihood_table(train, test, lengths, last_variance))
-        rows = runs[0] if repeats == 1 else pool_repeats(runs)
-        conventions = {"eta": eta, "last_variance": last_variance, "cdf": cdf, "repeats": repeats}
-        conventions |= {"images": int(test.images.sum()), "train_images": int(train.images.sum())}
-        result = {"bundle": bundle, "data": data, **conventions, "rows": [row.to_json() for row in rows]}
-        if not first:
-            return
-        storage.write_json(out / "table.json", result)
-        _plot(rows, out)
-    if json:
-        print_json(result)
+    model = bundles.load(bundle, schedule)
+    conventions = Conventions(tuple(names(designs)) or None, times, eta, last_variance, cdf, seed)
+    test, train = some_images(data, model, "test", images), some_images(data, model, "train", train_images)
+    with resumable(out):
+        result = bits_per_dim(
+            model,
+            test,
+            train,
+            _lengths(steps),
+            conventions,
+            repeats=repeats,
+            work=out,
+            batch_size=batch_size,
+            say=announce,
+        )
+    if not this_process().is_main_process:
         return
-    _print(rows, f"{bundle} on {data}: bits/dim, last variance {last_variance}, cdf {cdf}")
+    content = {"bundle": bundle, "data": data, **result.to_json()}
+    storage.write_json(out / "table.json", content)
+    result.plot_all(out)
+    tell_clamps(result.clamped)
+    if json:
+        print_json(content)
+        return
+    print_table(f"{bundle} on {data}: bits/dim, last variance {last_variance}, cdf {cdf}", *result.cells())
     more = ["trajectory", bundle, data] if Path(bundle).is_dir() else ["table", "bpd", "--bundle", bundle]
     finish(out / "table.json", "optcov", *more)
-
-
-def _plot(rows: list[LikelihoodRow], out: Path) -> None:
-    from optcov.likelihood.plots import plot_bits, plot_terms, plot_times
-
-    K = rows[len({row.K for row in rows}) // 2].K
-    plot_bits(rows, out / "bits-per-dim.png")
-    plot_terms(rows, K, out / "terms.png")
-    plot_times(rows, K, out / "times.png")
-
-
-def _print(rows: list[LikelihoodRow], title: str) -> None:
-    lengths = sorted({row.K for row in rows})
-    cells = {(row.kind, row.design, row.K): str(row.bits_per_dim) for row in rows}
-    names = list(dict.fromkeys((row.kind, row.design) for row in sorted(rows, key=lambda row: row.kind)))
-    print_table(
-        title,
-        ("", *(f"K = {K}" for K in lengths)),
-        [(f"{kind} {design}", *(cells[kind, design, K] for K in lengths)) for kind, design in names],
-    )
 
 
 def _lengths(text: str) -> list[int]:

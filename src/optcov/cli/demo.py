@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table
-from optcov.cli.progress import track
+from optcov.progress import track
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle

@@ -10,7 +10,7 @@ import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table, suggest
 from optcov.cli.options import check_seed
-from optcov.cli.progress import track
+from optcov.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,13 +8,6 @@ from pathlib import Path
 MAX_SEED = 2**63 - 1  # torch's generators take twice as much, and repeats take the seeds behind
 
 
-def check_seed(value: int) -> int:
-    """Refuse seeds that no generator takes; the callback of every --seed."""
-    if not 0 <= value <= MAX_SEED:
-        raise ValueError(f"--seed {value} is out of range; use a whole number from 0 to {MAX_SEED}")
-    return value
-
-
 def default_out(bundle: str | Path, *words: str) -> Path:
     """Where output goes that was given no place, by the bundle's name: runs of different bundles do not meet."""
     name = Path(bundle).resolve().name
@@ -24,6 +17,13 @@ def default_out(bundle: str | Path, *words: str) -> Path:
 def counted(there: int, asked: int, what: str) -> str:
     """How many there are, and how many were asked for if that is more."""
     return f"{there:,} {what}" + (f" ({asked:,} asked for)" if asked > there else "")
+
+
+def check_seed(value: int) -> int:
+    """Refuse seeds that no generator takes; the callback of every --seed."""
+    if not 0 <= value <= MAX_SEED:
+        raise ValueError(f"--seed {value} is out of range; use a whole number from 0 to {MAX_SEED}")
+    return value
 
 
 def names(text: str) -> list[str]:

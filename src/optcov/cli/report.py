@@ -9,7 +9,7 @@ import typer
 
 from optcov.cli.console import announce, command_line, finish, print_json
 from optcov.cli.options import check_seed
-from optcov.cli.progress import track
+from optcov.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

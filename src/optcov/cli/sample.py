@@ -13,7 +13,7 @@ import typer
 
 from optcov.cli.console import announce, errors, escaped, finish, print_json, resumable
 from optcov.cli.options import check_seed, default_out, numbers
-from optcov.cli.progress import track
+from optcov.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

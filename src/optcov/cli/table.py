@@ -12,7 +12,7 @@ import typer
 
 from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
 from optcov.cli.options import check_seed, counted, names, numbers
-from optcov.cli.progress import fresh, track
+from optcov.progress import fresh, track
 
 if TYPE_CHECKING:
     import torch

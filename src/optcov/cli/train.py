@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from optcov.cli.console import announce, errors, finish, print_json, resumable
+from optcov.cli.console import announce, finish, print_json, resumable
 from optcov.cli.options import check_seed, names, numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from optcov.fitting.loop import StepRecord
+from optcov.progress import track_training
 
 
 def command(
@@ -98,26 +92,9 @@ def command(
             levels=NoiseLevels() if levels == "normal" else None,
             empty_share=empty_share,
         )
-        show(records, steps, "stage 1")
+        for _ in track_training(records, steps, "stage 1"):
+            pass
     if json:
         print_json({"unet": str(out / "unet"), "run": storage.read_json(out / "run.json")})
         return
     finish(out / "unet", "optcov", "fit", str(out), data, "--out", f"{out}-bundle")
-
-
-def show(records: Iterable[StepRecord], total: int, what: str) -> None:
-    """Drain a training, with loss, learning rate, images/s and the time left; as lines where there is no terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=errors, disable=not errors.is_terminal) as progress:
-        task = progress.add_task(what, total=total, state="")
-        for record in records:
-            state = f"loss {record.loss:.4f}  lr {record.learning_rate:.2e}  {record.images_per_second:.1f} images/s"
-            progress.update(task, completed=record.step, state=state)
-            if not errors.is_terminal and (record.step % 50 == 0 or record.step == total):
-                left = f"{record.seconds_left / 60:.1f} min left"
-                errors.print(f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True)

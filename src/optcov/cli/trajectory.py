@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import typer
 
-from optcov.cli.console import finish, print_json, print_table, resumable
+from optcov.cli.console import announce, finish, print_json, print_table, resumable
 from optcov.cli.options import check_seed, default_out
-from optcov.cli.sweeping import SweepOptions, report_clamps, run_sweep
+from optcov.cli.scored import some_images, tell_clamps
 
 
 def command(
@@ -33,41 +32,37 @@ def command(
     """Choose the times of every length by dynamic programming over the costs of training images."""
     from optcov import bundle as bundles
     from optcov import storage
+    from optcov.bundle.scoring import Conventions, optimal_trajectories
     from optcov.likelihood.plots import plot_lengths
     from optcov.methods import find_method
     from optcov.processes import this_process
 
-    row = find_method(method)
-    if row.covariance is None or not row.eta:
-        raise ValueError(
-            f"{row.name} has no finite variational bound to optimise; choose a method with eta > 0, such as NPR-DDPM"
-        )
     if not bundle.is_dir():
         raise ValueError(
             f"{bundle} is not a directory, so no trajectories can be stored in it; save an embedded model first, "
             f"such as by optcov.load('fashion').save('my-fashion')"
         )
     out = out or default_out(bundle, "trajectory")
-    options = SweepOptions(
-        bundle, data, times, row.covariance, row.eta, last_variance, "exact", seed, schedule, batch_size
-    )
-    first = this_process().is_main_process
-    with resumable(out), storage.directory_lock(out) if first else nullcontext():
-        table = run_sweep(options, "train", images, out)
-    if not first:
+    model = bundles.load(bundle, schedule)
+    conventions = Conventions(times=times, last_variance=last_variance, seed=seed)
+    scored = some_images(data, model, "train", images)
+    with resumable(out):
+        found = optimal_trajectories(
+            model, scored, method, max_steps, conventions, work=out, batch_size=batch_size, say=announce
+        )
+    if not this_process().is_main_process:
         return
-    report_clamps(table)
-    best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), last_variance)
-    bundles.load(bundle, schedule).with_trajectories(row.name, list(best.values())).save(bundle)
-    plot_lengths({K: best[K].times for K in _shown(best)}, out / "times.png", row.name)
+    tell_clamps(found.clamped)
+    found.bundle.save(bundle)
+    best, scores, name = found.trajectories, found.scores, find_method(method).name
+    plot_lengths({K: best[K].times for K in _shown(best)}, out / "times.png", name)
     if diffusers is not None:
         storage.write_json(diffusers, {str(K): path.diffusers_timesteps() for K, path in best.items()})
-    scores = {K: table.score(row.covariance, path, last_variance) for K, path in best.items()}
     if json:
         print_json({str(K): {"times": list(path.times), "bits_per_dim": scores[K].mean} for K, path in best.items()})
         return
     print_table(
-        f"{row.name}: optimal trajectories, bits/dim on the images that chose them",
+        f"{name}: optimal trajectories, bits/dim on the images that chose them",
         ("K", "bits/dim", "times"),
         [(K, scores[K], _short(best[K].times)) for K in _shown(best)],
     )

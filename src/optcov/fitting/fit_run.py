@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor
 
 from optcov import storage
 from optcov.bundle import Bundle
 from optcov.bundle.bundle import CONFIG, PROVENANCE
-from optcov.data import ImageSet
+from optcov.data.tensors import DataSet
 from optcov.fitting.config import TrainingError
 from optcov.identity import changes, check_unchanged, digest_numbers, images_identity, known_by
+from optcov.processes import this_process
+
+if TYPE_CHECKING:
+    from optcov.fitting.fit import FitPlan
 
 RECORD = "fit"  # section of a bundle's history
 
@@ -26,8 +31,8 @@ RECORD = "fit"  # section of a bundle's history
 def fit_identity(
     bundle: Bundle,
     fitted: Collection[str],
-    train: ImageSet,
-    held_out: ImageSet | None,
+    train: DataSet,
+    held_out: DataSet | None,
     times: Tensor,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -64,16 +69,28 @@ class FitRun:
         """Whether an earlier run of this very fit was stopped."""
         return self._record.exists() and not changes(self._before(), self.identity)
 
-    def begin(self) -> None:
-        """Set the place up, in a directory that we hold."""
-        if not self.resumes:
-            self._clear()
-            storage.write_json(self._record, self.identity)
+    def write(self, plan: FitPlan) -> Bundle:
+        """Run the fit and write its bundle, on one of several processes for all; a stopped one goes on."""
+        state = this_process()
+        with storage.directory_lock(self.work) if state.is_main_process else nullcontext():
+            if state.is_main_process and not self.resumes:
+                self._clear()
+                storage.write_json(self._record, self.identity)
+            state.wait_for_everyone()  # nobody looks for what is kept before what is not is gone
+            bundle = plan.run(self.work).with_provenance(**{RECORD: self.identity})
+            if state.is_main_process:
+                bundle.save(self.out)
+                self._remove_work()
+        return bundle
 
-    def end(self) -> None:
-        """Remove what only a restart needs."""
-        if self.work.is_dir():
-            shutil.rmtree(self.work, ignore_errors=True)
+    def clean(self) -> None:
+        """Remove what only a restart of a finished fit would need, unless another process fits it again just now."""
+        if this_process().is_main_process and self.work.is_dir():
+            with storage.directory_lock(self.work):
+                self._remove_work()
+
+    def _remove_work(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
 
     def _check_bundle(self) -> bool:
         """Whether this very fit is there already; an error if another bundle is."""

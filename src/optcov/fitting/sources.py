@@ -13,16 +13,45 @@ from optcov.bundle.config import check_head_name
 from optcov.bundle.imported import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
-from optcov.checkpoints.diffusers_models import is_bundle, is_diffusers
+from optcov.checkpoints.diffusers_models import import_pipeline, imported_unet, is_bundle, is_diffusers
 from optcov.fitting.config import TrainingError
 from optcov.fitting.stage1 import make_schedule
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument
+from optcov.schedule import Schedule
 
 # files by which a directory tells its schedule
 TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/scheduler_config.json")
 
 
-def open_predictor(source: Path, schedule: str | None = None, half: bool = False) -> Bundle:
+Model = Any  # a directory, a bundle, a diffusers pipeline, or (unet, schedule[, prediction type])
+
+
+def open_model(model: Model, schedule: str | Schedule | None = None, half: bool = False) -> Bundle:
+    """Open what a user has as a bundle: see `open_predictor` for directories.
+
+    A network in memory is shared, not copied, unless half rounds its weights.
+    """
+    if isinstance(model, str | Path):
+        return open_predictor(Path(model), schedule, half)
+    if isinstance(model, Bundle):
+        found = model
+    elif hasattr(model, "components"):
+        found = bundle_of(import_pipeline(model))
+    elif isinstance(model, tuple) and len(model) in (2, 3) and isinstance(model[1], Schedule):
+        kind = model[2] if len(model) == 3 else "epsilon"
+        found = bundle_of(imported_unet(model[0], model[1], kind, type(model[0]).__name__))
+    else:
+        raise TrainingError(
+            f"model = {str(model)[:80]!r} is not a model that heads can be fitted on; give a directory, a bundle, a "
+            f"diffusers pipeline, or (unet, schedule, prediction_type)"
+        )
+    if schedule is not None:
+        raise TrainingError("the model knows its schedule; leave schedule out")
+    fresh = half and not isinstance(model, Bundle)
+    return found.rounded() if fresh else found
+
+
+def open_predictor(source: Path, schedule: str | Schedule | None = None, half: bool = False) -> Bundle:
     """Open a run of `optcov train`, a bundle, a diffusers pipeline or a unet alone, as a bundle.
 
     schedule: that of a unet alone, by default diffusers' linear one; a run, a bundle and a pipeline know theirs. half:
@@ -52,10 +81,10 @@ def open_predictor(source: Path, schedule: str | None = None, half: bool = False
     )
 
 
-def _imported(model: ImportedModel, schedule: str | None, half: bool) -> Bundle:
+def _imported(model: ImportedModel, schedule: str | Schedule | None, half: bool) -> Bundle:
     """schedule: of a unet that does not tell its own; at discrete times it counts from 0 as in diffusers."""
     if schedule is not None:
-        times = make_schedule(schedule)
+        times = schedule if isinstance(schedule, Schedule) else make_schedule(schedule)
         argument = model.time_argument if times.steps else TimeArgument.continuous()
         model = replace(model, schedule=times, time_argument=argument)
     bundle = bundle_of(model)

@@ -24,6 +24,7 @@ from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import StepRecord, Training
 from optcov.fitting.objectives import JointObjective, NoiseObjective
 from optcov.fitting.score import SampleScore, ScoreSettings
+from optcov.identity import known_by
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
 from optcov.networks.unet import build_unet
 from optcov.schedule import Schedule
@@ -123,7 +124,7 @@ def train_noise_predictor(
         **({"joint_heads": sorted(joint_heads)} if joint_heads else {}),
         **({"prediction_type": prediction_type} if prediction_type != "epsilon" else {}),
         **({"levels": asdict(levels)} if levels else {}),
-        **({"empty_share": empty_share, "labels": label_checksum(images)} if labels else {}),
+        **({"empty_share": empty_share, "labels": known_by(label_checksum(images))} if labels else {}),
     }
     batches = Batches(images, network.schedule, config.batch_size, config.seed, flip, levels, labels)
     scorer = None if score is None else SampleScore(network, images, score)

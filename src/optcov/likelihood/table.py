@@ -37,16 +37,17 @@ class LikelihoodRow:
 
 
 def likelihood_table(
-    train: CostTable, test: CostTable, lengths: Sequence[int], last_variance: str = "paper"
+    train: CostTable | None, test: CostTable, lengths: Sequence[int], last_variance: str = "paper"
 ) -> list[LikelihoodRow]:
-    """Every design by ET and OT at every K that the grid of times has room for."""
-    if train.grid.times != test.grid.times:
+    """Every design by ET and, with a table to choose them by, OT at every K that the grid of times has room for."""
+    if train is not None and train.grid.times != test.grid.times:
         raise ValueError("the two tables were swept over different times; sweep them over the same grid")
     lengths = fitting_lengths(test.grid, lengths)
     scored = {}
     for design in test.designs:
-        best = train.optimal_all(design, lengths[-1], last_variance)
-        for kind, K in ((kind, K) for kind in ("ET", "OT") for K in lengths):
+        best = {} if train is None else train.optimal_all(design, lengths[-1], last_variance)
+        kinds = ("ET",) if train is None else ("ET", "OT")
+        for kind, K in ((kind, K) for kind in kinds for K in lengths):
             trajectory = best[K] if kind == "OT" else even_on_grid(test.grid, K)
             scored[design, kind, K] = (trajectory, test.group_terms(design, trajectory, last_variance))
     bits = {key: test.to_bits_per_dim(terms) for key, (_, terms) in scored.items()}

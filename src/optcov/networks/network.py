@@ -56,6 +56,10 @@ class HeadedNetwork(nn.Module):
         other.schedule, other._match = schedule, TimeMatch(schedule, self.native_schedule)
         return other
 
+    def on_its_own_schedule(self) -> HeadedNetwork:
+        """Use the same weights at times of the schedule they were trained on."""
+        return self if self._match is None else self._sharing(self.heads)
+
     def only(self, *names: str) -> HeadedNetwork:
         """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
         other = self._sharing(nn.ModuleDict({name: self.heads[name] for name in names if name in self.heads}))

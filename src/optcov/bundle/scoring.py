@@ -1,0 +1,258 @@
+"""Images scored by a bundle: sweeps that go on after a stop, tables of bits/dim, optimal trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor
+
+from optcov.bundle.bundle import Bundle
+from optcov.covariances import Covariance, PerTime
+from optcov.data.tensors import DataSet, as_set, fitted_to
+from optcov.forward import ForwardProcess
+from optcov.identity import digest, images_identity, remember
+from optcov.likelihood import CostTable, Estimate, Sweep, fitting_lengths, gather, likelihood_table, pool_repeats
+from optcov.likelihood.result import Likelihoods
+from optcov.methods import find_method
+from optcov.processes import this_process
+from optcov.progress import fresh, track
+from optcov.reverse import ReverseProcess
+from optcov.storage import directory_lock
+from optcov.trajectory import Trajectory
+
+Say = Callable[[str], None]  # what a long call tells on the way
+
+
+@final
+@dataclass(frozen=True)
+class Conventions:
+    """What a bound depends on besides the images. times: how many evenly spaced times are swept; 0 for all."""
+
+    covariances: tuple[str, ...] | None = None  # by default all that the bundle can do
+    times: int = 0
+    eta: float = 1.0
+    last_variance: str = "paper"
+    cdf: str = "exact"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.times == 1 or self.times < 0:
+            raise ValueError(f"times = {self.times} leaves no step between two times; take at least 2, or 0 for all")
+
+
+@final
+@dataclass(frozen=True)
+class Scored:
+    """Some images of a data set, the first `count` of it."""
+
+    whole: DataSet
+    count: int
+    split: str = "test"
+
+    @property
+    def images(self) -> DataSet:
+        """Those that are scored."""
+        return self.whole.select(slice(0, self.count))
+
+    def __str__(self) -> str:
+        there = min(self.count, len(self.whole))
+        asked = f" ({self.count:,} asked for)" if self.count > there else ""
+        return f"{there:,} {self.split} images{asked}"
+
+
+@final
+@dataclass(frozen=True)
+class OptimalTimes:
+    """The best trajectory of every length for a method, with the costs that chose it."""
+
+    bundle: Bundle  # with the trajectories in it
+    trajectories: Mapping[int, Trajectory]  # by length
+    scores: Mapping[int, Estimate]  # bits/dim on the images that chose them
+    clamped: Mapping[str, tuple[float, float]]  # shares of variances below and above the bounds
+
+
+def sweep(
+    bundle: Bundle,
+    scored: Scored,
+    conventions: Conventions,
+    *,
+    work: Path | None = None,
+    numbers_from: CostTable | None = None,
+    lengths: Sequence[int] = (),
+    condition: Mapping[str, Tensor] | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+    say: Say | None = None,
+) -> CostTable:
+    """Price every step between the times, over the processes of Accelerate; with a work directory it is resumable.
+
+    lengths: numbers of steps that are wanted of the table; refused before the sweep if none fits.
+    """
+    state, images, schedule = this_process(), scored.images, bundle.schedule
+    process = ReverseProcess(
+        bundle.network.to(state.device), ForwardProcess(schedule, conventions.eta), "beta_tilde", bundle.data_range
+    )
+    numbers = _numbers_per_time(bundle, conventions, numbers_from)
+    kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
+    facts = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
+    key = digest([asdict(conventions), schedule.identity(), facts])[:12]
+    file = f"{scored.split}-{key}-{state.process_index}-of-{state.num_processes}.safetensors"
+    times = list(Trajectory.even(schedule, conventions.times).times) if conventions.times else None
+    swept = Sweep(
+        process,
+        images,
+        conventions.covariances,
+        condition=condition,
+        times=times,
+        seed=conventions.seed,
+        last_variances=[conventions.last_variance],
+        cdf=conventions.cdf,
+        batch_size=batch_size,
+        shard=(state.process_index, state.num_processes),
+        device=state.device,
+        identity=bundle.identity(),
+        state=None if work is None else work / file,
+        mean_square_noise=numbers.get("mean_square_noise"),
+        mean_square_residual=numbers.get("mean_square_residual"),
+    )
+    if say is not None:
+        _tell(say, swept, scored, lengths, bundle.name, work)
+    elif lengths:
+        fitting_lengths(swept.grid, lengths)
+    if work is not None and state.is_main_process:
+        if not any(work.glob("*.safetensors")):
+            (work / "run.json").unlink(missing_ok=True)  # of a run that left nothing
+        remember(work / "run.json", kept, work, "choose another directory by --out, or undo that")
+    what = f"{scored.split} images"
+    for _ in track(swept, len(swept), what, "batches", fresh(lambda now: now.done), show=progress):
+        pass
+    return gather(swept.table, state.num_processes)
+
+
+def bits_per_dim(
+    bundle: Bundle,
+    test: Scored,
+    train: Scored | None = None,
+    steps: Sequence[int] = (10, 25),
+    conventions: Conventions | None = None,
+    *,
+    repeats: int = 1,
+    work: Path | None = None,
+    **options: Any,
+) -> Likelihoods:
+    """Bound the bits/dim of test images for every covariance and K at even times, and, with training images to choose
+    them by, at optimal ones.
+
+    repeats: with this many seeds, means and deviations over them. options: those of `sweep`.
+    """
+    conventions = conventions or Conventions()
+    first = this_process().is_main_process
+    runs, rates = [], {}
+    # one lock for the run; its other processes write the states of their own sweeps alone
+    with directory_lock(work) if first and work is not None else nullcontext():
+        for number in range(repeats):
+            now = replace(conventions, seed=conventions.seed + number)
+            chosen = None if train is None else sweep(bundle, train, now, work=work, lengths=steps, **options)
+            table = sweep(bundle, test, now, work=work, numbers_from=chosen, lengths=steps, **options)
+            rates = table.clamp_rates()
+            runs.append(likelihood_table(chosen, table, steps, now.last_variance))
+    rows = runs[0] if repeats == 1 else pool_repeats(runs)
+    settings = {"eta": conventions.eta, "last_variance": conventions.last_variance, "cdf": conventions.cdf}
+    settings |= {"repeats": repeats, "images": int(table.images.sum())}
+    settings |= {} if chosen is None else {"train_images": int(chosen.images.sum())}
+    title = f"{bundle.name}: bits/dim, last variance {conventions.last_variance}, cdf {conventions.cdf}"
+    return Likelihoods(tuple(rows), title, settings, rates)
+
+
+def score_tensor(
+    bundle: Bundle,
+    images: Any,
+    steps: Sequence[int] | int = (10, 25),
+    methods: Sequence[str] | None = None,
+    *,
+    condition: Mapping[str, Tensor] | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+    **conventions: Any,
+) -> Likelihoods:
+    """`Bundle.bits_per_dim`: images in memory at even times, one sweep for each number of steps."""
+    lengths = [steps] if isinstance(steps, int) else list(steps)
+    if not lengths or min(lengths) < 2:
+        raise ValueError(f"steps = {steps} must be numbers of steps of at least 2")
+    if methods is not None:
+        conventions["covariances"] = tuple(_covariance_of(name) for name in methods)
+    data = fitted_to(as_set(images), bundle.image_shape, bundle.name)
+    options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
+    parts = []
+    for K in lengths:
+        known = Conventions(**{**conventions, "times": K})
+        parts.append(bits_per_dim(bundle, Scored(data, len(data), "given"), None, [K], known, **options))
+    rows = tuple(row for part in parts for row in part.rows)
+    return replace(parts[-1], rows=rows)
+
+
+def optimal_trajectories(
+    bundle: Bundle,
+    images: Scored,
+    method: str = "NPR-DDPM",
+    max_steps: int = 100,
+    conventions: Conventions | None = None,
+    *,
+    work: Path | None = None,
+    **options: Any,
+) -> OptimalTimes:
+    """Find the times of every length that make the bound of a method least on training images."""
+    row = find_method(method)
+    if row.covariance is None or not row.eta:
+        raise ValueError(
+            f"{row.name} has no finite variational bound to optimise; choose a method with eta > 0, such as NPR-DDPM"
+        )
+    chosen = replace(conventions or Conventions(), covariances=(row.covariance,), eta=row.eta)
+    first = this_process().is_main_process
+    with directory_lock(work) if first and work is not None else nullcontext():
+        table = sweep(bundle, images, chosen, work=work, **options)
+    best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), chosen.last_variance)
+    scores = {K: table.score(row.covariance, path, chosen.last_variance) for K, path in best.items()}
+    found = bundle.with_trajectories(row.name, list(best.values()))
+    return OptimalTimes(found, best, scores, table.clamp_rates())
+
+
+def _covariance_of(method: str) -> str:
+    row = find_method(method)
+    if row.covariance is None or row.eta != 1:
+        raise ValueError(
+            f"{row.name} has no finite variational bound: it needs a reverse process with noise; choose a method such "
+            f"as {row.name.replace('DDIM', 'DDPM') if 'DDIM' in row.name else 'NPR-DDPM'}"
+        )
+    return row.covariance
+
+
+def _numbers_per_time(
+    bundle: Bundle, conventions: Conventions, numbers_from: CostTable | None
+) -> dict[str, PerTime | None]:
+    """Numbers per time by name: those of another sweep, or None for what this sweep itself measures.
+
+    A last step with the covariance's own variance needs them while the images stream, so that they are the bundle's.
+    """
+    if conventions.last_variance == "own":
+        wanted = conventions.covariances or tuple(Covariance.registry)
+        needed = {Covariance.registry[name].number for name in wanted if name in Covariance.registry} - {None}
+        return {str(name): bundle.per_time(str(name)) for name in needed}
+    if numbers_from is None:
+        return {}
+    return {
+        "mean_square_noise": numbers_from.mean_square_noise,
+        "mean_square_residual": numbers_from.mean_square_residual,
+    }
+
+
+def _tell(say: Say, swept: Sweep, scored: Scored, lengths: Sequence[int], name: str, work: Path | None) -> None:
+    left_out = sorted(set(lengths) - set(fitting_lengths(swept.grid, lengths))) if lengths else []
+    if left_out:
+        say(f"K = {', '.join(map(str, left_out))} left out: there are only {len(swept.grid)} times")
+    resumed = f"; goes on with what is kept in {work}" if swept.state and swept.state.exists() else ""
+    say(f"{name}: every step between {len(swept.grid)} times, for {scored}{resumed}")

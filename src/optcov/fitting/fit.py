@@ -1,0 +1,307 @@
+"""A fit as one call: heads, numbers per time and calibration for a model somebody has, as a bundle.
+
+A `FitPlan` looks at everything that can be refused; `run` does the long work, and goes on in a work directory where it
+was stopped. `fit` is both.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from optcov.bundle import Bundle
+from optcov.covariances import of_head
+from optcov.data import ImageSet
+from optcov.data.tensors import as_sets, fitted_to
+from optcov.fitting.batches import Batches
+from optcov.fitting.calibration import calibrate
+from optcov.fitting.closed_form import FitReport
+from optcov.fitting.config import TrainingConfig, TrainingError
+from optcov.fitting.fit_run import fit_identity
+from optcov.fitting.heads import new_heads
+from optcov.fitting.loop import mixed_precision
+from optcov.fitting.measure import gather, interpolation_error, measure, time_grid
+from optcov.fitting.score import SampleScore, ScoreSettings
+from optcov.fitting.sources import Model, open_model
+from optcov.fitting.stage2 import fit_closed_form, train_heads
+from optcov.identity import remember
+from optcov.processes import accelerator, this_process
+from optcov.progress import track, track_training, watch_passes
+from optcov.schedule import Schedule
+from optcov.storage import directory_lock
+
+
+@final
+@dataclass(frozen=True)
+class FitSettings:
+    """How a fit is done. The defaults fit heads in closed form, in minutes.
+
+    kind: "auto" | "timed" | "conv" | "residual"; residual heads train by AdamW, with steps, learning_rate,
+    checkpoint_every and the score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
+    times, measure_images: where and on how many images the numbers per time are measured; 0 times are all of a
+    discrete schedule, 0 images take the numbers from the fit's own samples. half: round a new network to float16.
+    """
+
+    images: int = 4096  # of a closed-form fit
+    kind: str = "auto"
+    paper_exact: bool = False
+    time_weighted: bool = False  # with paper_exact: divide squared errors by the mean target's square
+    steps: int = 20_000
+    learning_rate: float = 1e-4
+    checkpoint_every: int = 1000
+    score_samples: int = 0
+    score_steps: int = 50
+    score_features: str = "fashion"
+    times: int = 100
+    measure_images: int = 512
+    calibration_samples: int = 2048
+    batch_size: int = 64
+    half: bool = True
+    flip: bool = True
+    seed: int = 0
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> FitSettings:
+        """Settings by name; an unknown name is a ValueError."""
+        known = [field.name for field in fields(FitSettings)]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise TrainingError(f"a fit has no setting {unknown[0]!r}; it has {', '.join(known)}")
+        return FitSettings(**options)
+
+    def __post_init__(self) -> None:
+        for name in ("images", "batch_size", "steps", "checkpoint_every"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number of at least 1")
+        for name in ("times", "measure_images", "calibration_samples", "score_samples"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
+        if self.score_samples and self.kind != "residual":
+            raise TrainingError("only residual heads have checkpoints to choose among by a score; use kind residual")
+
+
+@final
+class FitPlan:
+    """A fit before it begins: opened, checked, and known by its identity."""
+
+    def __init__(
+        self,
+        model: Model,
+        data: Any,
+        heads: Sequence[str] = ("sn", "npr"),
+        settings: FitSettings | None = None,
+        schedule: str | Schedule | None = None,
+    ):
+        self.settings = settings = settings or FitSettings()
+        self.bundle = bundle = open_model(model, schedule, settings.half)
+        bundle.check_loadable()
+        train, test = as_sets(data, settings.calibration_samples > 0)
+        self.train = fitted_to(train, bundle.image_shape, bundle.name)
+        self.test = None if test is None else fitted_to(test, bundle.image_shape, bundle.name)
+        # a network that learned its variance keeps it in the place of a head
+        self.heads = [name for name in heads if not (name == "range" and bundle.network.learned_range)]
+        self.loss = "mse" if settings.paper_exact else "gamma"
+        kind = None if settings.kind == "auto" else settings.kind
+        example = self.train.unit(slice(0, 1))
+        self.tasks = (
+            new_heads(bundle.network, example, self.heads, kind, self.loss, settings.seed) if self.heads else {}
+        )
+        self.closed_form = bool(self.tasks) and settings.kind != "residual"
+        self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
+        _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
+        self.score = self._score()
+        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, settings.flip)
+        self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
+        self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that determines the bundle."""
+        options = {**self._history(), "kind": self.settings.kind, "measure_images": self.settings.measure_images}
+        return fit_identity(self.bundle, self.heads, self.train, self.test, self.grid, options)
+
+    def __str__(self) -> str:
+        bundle, settings, there = self.bundle, self.settings, len(self.train)
+        asked = settings.images if self.closed_form else there
+        measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
+        return (
+            f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
+            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}, measures "
+            f"{measured if settings.measure_images else 'nothing more'}"
+        )
+
+    def run(self, work: Path | None = None, progress: bool = True) -> Bundle:
+        """Do it. work: a directory, held by the caller, that keeps what a restart needs; none: nothing is kept."""
+        with nullcontext(work) if work is not None else _scratch() as place:
+            bundle, settings = self._fit_heads(place, progress), self.settings
+            if settings.measure_images:
+                bundle = self._measure(bundle, work, progress)
+            count = min(settings.measure_images or settings.images, len(self.train))
+            measured = {"data": self.train.checksum, "seed": settings.seed, "images": count}
+            bundle = bundle.with_provenance(numbers={**measured, "optcov": version("optcov")})
+            return bundle if self.test is None else self._calibrate(bundle, progress)
+
+    def _history(self) -> dict[str, Any]:
+        """The settings that change what is fitted."""
+        settings = self.settings
+        known: dict[str, Any] = {name: getattr(settings, name) for name in ("seed", "flip", "batch_size", "half")}
+        known |= {"loss": self.loss, "calibration_samples": settings.calibration_samples}
+        if self.closed_form:
+            return known | {"samples": settings.images, "time_weighted": settings.time_weighted}
+        if not self.tasks:
+            return known
+        known |= {"steps": settings.steps, "learning_rate": settings.learning_rate}
+        known |= {"paper_exact": settings.paper_exact, "score": None, "checkpoint_every": None}
+        known |= mixed_precision(accelerator())
+        if self.score is not None:  # else these change nothing
+            known |= {"score": asdict(self.score.settings), "checkpoint_every": settings.checkpoint_every}
+        return known
+
+    def _fit_heads(self, place: Path, progress: bool) -> Bundle:
+        bundle, settings, history = self.bundle, self.settings, self._history() | {"data": self.train.checksum}
+        if self.closed_form:
+            with torch.no_grad(), watch_passes("heads", show=progress) as note:
+                options = (settings.images, self.loss, settings.time_weighted, note)
+                done = fit_closed_form(bundle.network, self.tasks, self.batches, *options)
+            self.reports = done.reports
+            bundle = bundle.with_numbers(done.numbers)
+            history |= {"images": min(settings.images, len(self.train))}
+        elif self.tasks:
+            history |= self._train(place, progress)
+        if not self.tasks:
+            return bundle
+        history |= {"kind": settings.kind, "names": self.heads, "optcov": version("optcov")}
+        fitted = {name: task.module for name, task in self.tasks.items()}
+        return bundle.with_heads(fitted, bundle.backbone).with_provenance(heads=history)
+
+    def _train(self, place: Path, progress: bool) -> dict[str, Any]:
+        """Train residual heads, and return every setting of the training."""
+        settings = self.settings
+        config = TrainingConfig(
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            warmup=min(1000, settings.steps // 10),
+            decay="constant",
+            ema=0.9999,
+            seed=settings.seed,
+            checkpoint_every=settings.checkpoint_every,
+        )
+        score = None if self.score is None else asdict(self.score.settings)
+        identity = {"data": self.train.checksum, "flip": settings.flip, "score": score}
+        records = train_heads(
+            self.bundle.network,
+            self.tasks,
+            self.batches,
+            config,
+            place / "training",
+            self.loss,
+            settings.paper_exact,
+            identity,
+            self.score,
+        )
+        for _ in track_training(records, config.steps, "stage 2", show=progress):
+            pass
+        return {**asdict(config), **identity, "dropout": settings.paper_exact}
+
+    def _score(self) -> SampleScore | None:
+        """What judges heads by samples: those of the method that uses the first head."""
+        settings = self.settings
+        if not settings.score_samples or not self.tasks:
+            return None
+        if not isinstance(self.train, ImageSet):
+            raise TrainingError("samples are scored by features of 8-bit images; give such images, or no score")
+        method = of_head(next(iter(self.tasks))).rows[0].name
+        headed = self.bundle.with_heads({name: task.module for name, task in self.tasks.items()}, self.bundle.backbone)
+        wanted = ScoreSettings(
+            settings.score_samples, settings.score_steps, method, settings.score_features, settings.seed
+        )
+        return SampleScore(headed.network, self.train, wanted)
+
+    def _measure(self, bundle: Bundle, work: Path | None, progress: bool) -> Bundle:
+        settings, native = self.settings, bundle.network.native_schedule
+        options = (settings.measure_images, settings.batch_size, settings.seed, work)
+        records = measure(bundle.network, self.train, self.grid, *options)
+        numbers = gather(track(records, len(self.grid), "numbers per time", "times", show=progress))
+        names = ("mean_square_noise", "mean_square_residual")
+        self.interpolation_errors = {name: interpolation_error(numbers, native, name) for name in names}
+        return bundle.with_numbers(numbers)
+
+    def _calibrate(self, bundle: Bundle, progress: bool) -> Bundle:
+        assert self.test is not None
+        record = {}
+        for name in bundle.heads:
+            if of_head(name).has_posterior:
+                with watch_passes(f"calibration of {name}", show=progress) as note:
+                    samples, seed = self.settings.calibration_samples, self.settings.seed + 1
+                    result = calibrate(bundle.network, self.test, name, samples, seed=seed, progress=note)
+                record[name] = result.to_json()
+        return bundle.with_provenance(calibration=record)
+
+
+def fit(
+    model: Model,
+    data: Any,
+    *,
+    heads: Sequence[str] = ("sn", "npr"),
+    schedule: str | Schedule | None = None,
+    work: str | Path | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Bundle:
+    """Fit heads on a frozen model, measure its numbers per time, and calibrate: everything its covariances need.
+
+    model: a diffusers pipeline (DDPM, DDIM), the directory of one, of a bundle or of a run of `optcov train`, a Bundle,
+    or (unet, schedule[, prediction_type]).
+    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, or (images, labels). A tenth is held out for the
+    calibration, unless the data has a test part of its own.
+    heads: by name; () measures the numbers per time alone. work: a directory that keeps what is done, so that a call
+    that was stopped goes on. progress: a bar with the time left, on a terminal. settings: those of `FitSettings`, such
+    as images=4096, batch_size=64, seed=0.
+
+    >>> import torch
+    >>> from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+    >>> blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
+    >>> unet = UNet2DModel(8, 1, 1, block_out_channels=(8,), norm_num_groups=4, layers_per_block=1, **blocks)
+    >>> images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    >>> quick = {"images": 16, "measure_images": 2, "times": 3, "calibration_samples": 0}
+    >>> bundle = fit(DDPMPipeline(unet, DDPMScheduler()), images, **quick)
+    >>> bundle.sample(2, method="NPR-DDIM", steps=3).shape
+    torch.Size([2, 1, 8, 8])
+    """
+    plan = FitPlan(model, data, heads, FitSettings.of(settings), schedule)
+    if work is None:
+        return plan.run(None, progress)
+    kept = Path(work)
+    with directory_lock(kept) if this_process().is_main_process else nullcontext():
+        remember(kept / "run.json", plan.identity, kept)
+        return plan.run(kept, progress)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A place that goes with the call, for what a training keeps."""
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch)
+
+
+def _check_measurement(times: int, images: int, closed_form: bool) -> None:
+    if images == 1 or (images == 0 and not closed_form):
+        raise TrainingError(
+            f"the numbers per time cannot be measured on {images} images; use measure_images of 2 or more"
+            f"{'' if images else ' (only a closed-form fit gathers them from its own samples)'}"
+        )
+    if images and times < 3:
+        raise TrainingError(f"{times} times are too few to judge an interpolation; use 3 times or more")
+
+
+def _counted(there: int, asked: int) -> str:
+    """How many images are used, and how many were asked for if that is more."""
+    return f"{min(there, asked):,} images" + (f" ({asked:,} asked for)" if asked > there else "")

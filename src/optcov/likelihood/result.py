@@ -1,0 +1,69 @@
+"""The bits/dim of images as a result: data that prints as a table, shows itself in a notebook, and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from optcov.likelihood.statistics import Estimate
+from optcov.likelihood.table import LikelihoodRow
+from optcov.text_table import html_table, text_table
+
+
+@final
+@dataclass(frozen=True)
+class Likelihoods:
+    """Upper bounds of the negative log-likelihood, in bits/dim, by covariance, number of steps and kind of times."""
+
+    rows: tuple[LikelihoodRow, ...]
+    title: str = "bits/dim (upper bound)"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # conventions, numbers of images
+    clamped: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # shares below and above the bounds
+
+    @property
+    def lengths(self) -> list[int]:
+        """The numbers of steps K, ascending."""
+        return sorted({row.K for row in self.rows})
+
+    def of(self, covariance: str, K: int, kind: str = "ET") -> Estimate:
+        """Bits/dim of a covariance in K steps at even times (ET) or optimal ones (OT)."""
+        for row in self.rows:
+            if (row.design, row.K, row.kind) == (covariance, K, kind):
+                return row.bits_per_dim
+        known = ", ".join(dict.fromkeys(row.design for row in self.rows))
+        raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); covariances are {known}")
+
+    def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows, for the eye."""
+        found = {(row.kind, row.design, row.K): str(row.bits_per_dim) for row in self.rows}
+        names = dict.fromkeys((row.kind, row.design) for row in sorted(self.rows, key=lambda row: row.kind))
+        lines = [(f"{kind} {name}", *(found.get((kind, name, K), "") for K in self.lengths)) for kind, name in names]
+        return ("", *(f"K = {K}" for K in self.lengths)), lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**self.settings, "rows": [row.to_json() for row in self.rows]}
+
+    def plot(self, path: str | Path) -> Path:
+        """Write bits/dim against the number of steps as a PNG, and return where."""
+        from optcov.likelihood.plots import plot_bits
+
+        plot_bits(self.rows, Path(path))
+        return Path(path)
+
+    def plot_all(self, directory: Path) -> None:
+        """Write every plot into a directory: bits/dim, the terms by time, and the times that were chosen."""
+        from optcov.likelihood.plots import plot_terms, plot_times
+
+        K = self.lengths[len(self.lengths) // 2]
+        self.plot(directory / "bits-per-dim.png")
+        plot_terms(self.rows, K, directory / "terms.png")
+        plot_times(self.rows, K, directory / "times.png")
+
+    def __str__(self) -> str:
+        return text_table(self.title, *self.cells())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.title, *self.cells())
