@@ -228,7 +228,7 @@ def test_a_command_goes_on_after_its_inputs_were_written_anew_without_a_change(d
 def test_bpd_with_other_options_is_computed_anew_in_the_same_directory(done, tmp_path, monkeypatch, option):
     shutil.copytree(done("bpd"), tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr("optcov.cli.bpd._plot", lambda *_: None)
+    monkeypatch.setattr("optcov.likelihood.result.Likelihoods.plot_all", lambda *_: None)
     line = COMMANDS["bpd"].line
     old = json.loads(run(f"{line} --json").stdout)
     mixed = run(f"{line} {option} --json")

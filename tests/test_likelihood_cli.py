@@ -114,7 +114,7 @@ def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path:
         (["bpd", "small", "images.npy", "--steps", "ten"], "not a list of whole numbers"),
         (["bpd", "small", "images.npy", "--steps", "-5,4"], "K = -5 is too few"),
         (["bpd", "small", "images.npy", "--steps", "50"], r"among [50] lies in 2..40"),
-        (["bpd", "small", "images.npy", "--times", "1"], "--times 1 leaves no step"),
+        (["bpd", "small", "images.npy", "--times", "1"], "times = 1 leaves no step"),
         (["bpd", "small", "images.npy", "--eta", "0", "--times", "5"], "infinite"),
         (["bpd", "small", "images.npy", "--last-variance", "big", "--times", "5"], "unknown last_variance"),
         (["bpd", "small", "images.npy", "--designs", "range", "--times", "20", "--images", "2"], "head 'range'"),

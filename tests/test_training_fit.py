@@ -95,16 +95,16 @@ def test_residual_heads_train_by_gradient_descent(predictor, tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--kind residual --measure-images 0", "--measure-images 2 or more"),
-        ("--measure-images 1", "--measure-images 2 or more"),
-        ("--times 2", "--times 3 or more"),
+        ("--kind residual --measure-images 0", "use measure_images of 2 or more"),
+        ("--measure-images 1", "use measure_images of 2 or more"),
+        ("--times 2", "use 3 times or more"),
         ("--times 0", "say how many"),
         ("--time-weighted", "weighted by time"),
         ("--kind dense", "choose dense for vectors"),
         ("--kind timed --paper-exact", 'need loss "gamma"'),
         ("--heads other", "choose among"),
         ("--kind residual --score-samples 4", "28"),  # features of other images than these
-        ("--score-samples 4", "use --kind residual"),
+        ("--score-samples 4", "use kind residual"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(predictor, tmp_path, options, reason):

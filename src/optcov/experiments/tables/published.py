@@ -25,7 +25,7 @@ def published(name: str) -> dict[str, Any]:
     """
     if name not in NAMES:
         raise ValueError(f"the paper has no table {name!r}; it has {', '.join(NAMES)}")
-    text = (resources.files("optcov") / "tables" / "paper" / f"{name}.json").read_text(encoding="utf-8")
+    text = (resources.files("optcov.experiments") / "tables" / "paper" / f"{name}.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
