@@ -193,9 +193,9 @@ def test_a_lock_that_was_taken_in_one_thread_ends_where_another_one_closes_it(tm
     held = claim(tmp_path / "x.lock")
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(held.__enter__).result()
-    held.__exit__(None, None, None)
-    with claim(tmp_path / "x.lock") as again:
-        assert again
+        held.__exit__(None, None, None)
+        with claim(tmp_path / "x.lock") as again:
+            assert again
 
 
 def test_a_lock_that_cannot_be_made_names_its_directory(tmp_path):
