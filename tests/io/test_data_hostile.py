@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import memory_bounds
 from image_files import cifar_batch, idx_bytes, python_batch, random_images
 from optcov import data
 from optcov.data import DataError
@@ -139,6 +140,28 @@ def test_any_program_in_a_pickle_is_followed_or_refused_but_never_run(directory:
     answer(directory / "program", b"\x80\x02" + b"".join(program) + b".", read_python)
 
 
+PICKLES = {
+    "a place far off": b"Nr\xff\xff\xff\x7f0}",
+    "a place far off, in words": b"Np2147483647\n0}",
+    "a bytearray of 16 GB": b"\x96" + struct.pack("<Q", 2**34) + b"0}",
+    "tuples within tuples as a key": b"}N" + b"\x85" * 10**6 + b"Ns",
+    "pairs of pairs as a key": b"}N" + b"q\x00h\x00\x86" * 60 + b"Ns",
+    "lists without end": b"]" * 2 * 10**6,
+    "an array of a terabyte": b"}cnumpy\nndarray\n\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x85R0",
+    "a bytearray by name": b"}cbuiltins\nbytearray\n\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x85R0",
+    "a state for a name": b"}cnumpy\ndtype\nNb0",
+    "a dictionary of labels": b"}(U\x04datacnumpy\ndtype\n)RU\x06labels}K\x01Nsu",
+}
+
+
+@pytest.mark.parametrize("attack", PICKLES)
+def test_a_batch_without_code_cannot_take_memory_or_time_either(tmp_path: Path, attack: str) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(b"\x80\x02" + PICKLES[attack] + b".")
+    with memory_bounds.memory_below(200), pytest.raises(DataError, match="batch is not a CIFAR-10 batch"):
+        read_python(path)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_idx_file_that_claims_gigabytes_gets_no_memory(tmp_path: Path, packed: bool) -> None:
     content = b"\0\0\x08\x03" + struct.pack(">III", 60_000, 2**15, 2**15) + bytes(100)
@@ -224,7 +247,7 @@ def test_a_limit_on_memory_ends_in_an_error_that_names_the_source(tmp_path: Path
             Image.fromarray(image).save(tmp_path / name / f"{number}.png")
     else:
         (np.save if name == "a.npy" else np.savez_compressed)(tmp_path / name, images)
-    full = [mock.patch(f"numpy.{function}", side_effect=MemoryError) for function in ("frombuffer", "empty")]
+    full = [mock.patch(f"numpy.{function}", side_effect=MemoryError) for function in ("load", "empty")]
     with full[0], full[1], pytest.raises(DataError, match=rf"{name} does not fit into the memory"):
         data.load(tmp_path / name)
 

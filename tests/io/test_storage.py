@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import ast
 import itertools
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optcov import storage
 from optcov.storage import (
     StorageError,
     atomic_writer,
+    claim,
     directory_lock,
     read_json,
     read_tensors,
@@ -151,7 +158,7 @@ def test_a_truncated_file_is_refused(tmp_path):
 
 
 def test_a_directory_is_held_by_one_holder_at_a_time(tmp_path):
-    """flock tells open files apart, so that a second holder in this process stands for one in another."""
+    """Locks tell open files apart, so that a second holder in this process stands for one in another."""
     run = tmp_path / "run"
     with directory_lock(run), pytest.raises(StorageError, match="is in use by another process"), directory_lock(run):
         pass
@@ -167,3 +174,41 @@ def test_devices_and_pipes_are_refused_without_being_opened(tmp_path, read):
     for name in ("zero", "pipe"):
         with pytest.raises(StorageError, match=rf"cannot read .*{name}: it is a device or a pipe"):
             read(tmp_path / name)
+
+
+def test_a_lock_ends_with_a_killed_process_and_stops_no_reader(tmp_path):
+    script = f"import time; from optcov.storage import claim\nwith claim({str(tmp_path / 'x.lock')!r}) as held:\n"
+    script += "    print(held, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "True\n"
+        with claim(tmp_path / "x.lock") as held:
+            assert not held
+        assert (tmp_path / "x.lock").read_bytes() == b""
+        holder.kill()
+        with claim(tmp_path / "x.lock", wait=True) as held:
+            assert held
+
+
+def test_a_lock_that_was_taken_in_one_thread_ends_where_another_one_closes_it(tmp_path):
+    held = claim(tmp_path / "x.lock")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(held.__enter__).result()
+        held.__exit__(None, None, None)
+        with claim(tmp_path / "x.lock") as again:
+            assert again
+
+
+def test_a_lock_that_cannot_be_made_names_its_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot use .*file: "), directory_lock(tmp_path / "file"):
+        pass
+
+
+def test_no_module_needs_a_module_of_posix_to_be_imported():
+    """Windows has none of these, and the package says that it runs there."""
+    posix = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+    for path in Path(storage.__file__).parent.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not posix & {name.split(".")[0] for name in names}, path

@@ -272,6 +272,24 @@ def test_without_an_exchange_in_one_step_the_old_directory_is_moved_aside(
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    for left in (".d.0123abcd.part", ".d.xy_4z678.part", ".other.0123abcd.part"):
+        (tmp_path / left).mkdir()
+    (tmp_path / ".d.0123abcd.lock").touch()
+    (tmp_path / ".d.notes.lock").touch()
+    with directories.atomic_directory(tmp_path / "d", frozenset()) as living:
+        with directories.atomic_directory(tmp_path / "d", frozenset()):
+            assert living.is_dir()
+        assert living.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".d.notes.lock", ".other.0123abcd.part", "d"]
+
+
+def test_a_failed_writer_leaves_nothing_beside_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="cannot write"), directories.atomic_directory(tmp_path / "d", frozenset()):
+        raise OSError(28, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
 WRITER = """
 import sys
 from importlib import resources
