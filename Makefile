@@ -11,10 +11,11 @@ THREADS := OMP_NUM_THREADS=$(OMP_NUM_THREADS) OMP_WAIT_POLICY=PASSIVE
 # The oldest instructions that PyTorch has kernels for: other sums, other rounding, as on another CPU.
 OTHER_CPU := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 # Tests whose numbers come out of networks or float kernels, and which are quick.
-NUMERIC := bundle checkpoints checkpoints_cli checkpoints_diffusers checkpoints_reference checkpoints_zoo close_outputs \
-    embedded_model forward gaussian integrations integrations_predictions likelihood_cli likelihood_elbo likelihood_ode \
-    likelihood_sweep metrics networks noise oracle paper_statements paper_unet reliability_numbers reverse sampling \
-    sampling_cli schedule solvers solvers_peers training training_fit training_heads trajectory trajectory_optimal
+NUMERIC_MODELS := bundle checkpoints checkpoints_cli checkpoints_diffusers checkpoints_reference checkpoints_zoo \
+    embedded_model fit_command fitting fitting_heads integrations integrations_predictions metrics networks paper_unet
+NUMERIC := tests/core $(NUMERIC_MODELS:%=tests/models/test_%.py) \
+    tests/io/test_likelihood_cli.py tests/io/test_sampling_cli.py \
+    tests/reliability/test_close_outputs.py tests/reliability/test_numbers.py
 # It trains for 2,300 steps, a quarter of the time of all the others together.
 NUMERIC_BUT := approaches_the_oracle
 
@@ -24,11 +25,11 @@ demo: $(INSTALLED)
 	$(BIN)/optcov demo
 
 test: $(INSTALLED)
-	$(THREADS) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
+	$(THREADS) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=15
 
 # The numeric tests once more, as another CPU rounds.
 test-other-cpu: $(INSTALLED)
-	$(THREADS) $(OTHER_CPU) $(BIN)/python -m pytest -n 2 --dist loadfile -k "not $(NUMERIC_BUT)" $(NUMERIC:%=tests/test_%.py)
+	$(THREADS) $(OTHER_CPU) $(BIN)/python -m pytest -n 2 --dist loadfile -k "not $(NUMERIC_BUT)" $(NUMERIC)
 
 test-long: $(INSTALLED)
 	$(THREADS) $(BIN)/python -m pytest -m long

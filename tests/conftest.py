@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor
 
+from optcov.covariances import Covariance
 from optcov.prediction import NoisePrediction
 from optcov.schedule import Schedule
 from reliability_runs import Inputs
@@ -38,6 +40,13 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """What the small runs of reliability_runs.py work on."""
     return Inputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(autouse=True)
+def own_covariances() -> Iterator[None]:
+    """A covariance that a test defines, or an example it runs, is forgotten with it."""
+    with mock.patch.dict(Covariance.registry):
+        yield
 
 
 class Reference:

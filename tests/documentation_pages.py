@@ -23,6 +23,27 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\((?:\.\./)*(?:docs/)?images/([\w-]+\.png)\)")
+# page -> how a command begins, or a line of Python -> why the tests do not run it
+NOT_RUN: dict[str, dict[str, str]] = {
+    "README.md": {
+        "make demo": "installs the project; what it then runs, optcov demo, is run by test_release.py",
+        "make test": "runs the tests, and they follow this page",
+    },
+    "docs/data.md": {"optcov data": "fetches from the publishers; test_data.py fetches from a local mirror"},
+    "docs/how-to/many-gpus.md": {
+        "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_fitting_processes.py launch two",
+        "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
+    },
+    "docs/tables.md": {
+        "optcov table fid --bundle fashion": "takes hours",
+        "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",
+    },
+    "docs/training.md": {
+        "optcov data": "fetches from the publishers; test_data.py fetches from a local mirror",
+        "optcov train": "takes hours; test_fitting.py trains for a few steps",
+        "optcov fit": "fits on what the command before trained; test_fit_command.py fits on a small network",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,14 @@ def _commands(block: str) -> Iterator[tuple[int, str]]:
             whole = ""
         else:
             whole = ""
+
+
+def reason(table: dict[str, dict[str, str]], piece: Piece) -> str | None:
+    """Why a table takes a piece out; None if it does not."""
+    for start, why in table.get(piece.page, {}).items():
+        if start == "*" or piece.text.startswith(start) or (piece.language == "python" and start in piece.text):
+            return why
+    return None
 
 
 class Reader:
@@ -173,7 +202,7 @@ def _given_fashion() -> None:
 
 def _checkpoints() -> None:
     """Files of a network of reduced width under the names of the page."""
-    from test_checkpoints_zoo import write_files
+    from zoo_files import write_files
 
     write_files(Path.cwd(), "cifar10-ls")
 
@@ -190,9 +219,6 @@ PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
 
 def main(page: str) -> None:
     """Follow a page from start to end, and keep the pictures it shows."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from test_documentation import NOT_RUN, reason
-
     shown = set(PICTURE.findall(read(page)))
     with tempfile.TemporaryDirectory() as place, _chdir(Path(place)):
         prepare(page, Path(place))

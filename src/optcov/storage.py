@@ -5,7 +5,6 @@ Everything the package writes goes through here: to a temporary name beside the 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import IO, Any
 import safetensors
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 MAX_DIGITS = 300  # of a whole number: any float64 has fewer
@@ -37,7 +37,7 @@ def atomic_writer(path: Path, text: bool = False) -> Iterator[IO[Any]]:
     with _writing(path):
         descriptor, name = _temporary(path)
         try:
-            with os.fdopen(descriptor, "w" if text else "wb") as stream:
+            with os.fdopen(descriptor, "w" if text else "wb", encoding="utf-8" if text else None) as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -147,13 +147,22 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON."""
+def read_text(path: Path) -> str:
+    """Read text."""
     _refuse_devices(path)
     try:
-        return parse_json(Path(path).read_text(encoding="utf-8"))
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StorageError(f"{path} is not a text: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not valid JSON: {error}") from error
 
@@ -200,20 +209,10 @@ def _refuse_devices(path: Path) -> None:
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
     """Hold a directory for one process; a second one is refused at once. Ends with the process, also a killed one."""
-    directory = Path(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        stream = (directory / ".lock").open("a")
-    except OSError as error:
-        raise StorageError(f"cannot use {directory}: {error.strerror}") from error
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StorageError(
-                f"{directory} is in use by another process; wait for it, or choose another directory"
-            ) from error
-        remove_leftovers(directory, (".*.part", "*/.*.part"))
+    with claim(Path(directory) / ".lock") as held:
+        if not held:
+            raise StorageError(f"{directory} is in use by another process; wait for it, or choose another directory")
+        remove_leftovers(Path(directory), (".*.part", "*/.*.part"))
         yield
 
 
@@ -232,18 +231,20 @@ def claim(path: Path, wait: bool = False) -> Iterator[bool]:
     wait: until whoever holds it lets go.
     """
     path = Path(path)
+    # thread_local: a run may be drained in one thread and closed in another
+    lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
+    held = True
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("a")
+        lock.acquire()
+    except Timeout:
+        held = False
     except OSError as error:
-        raise StorageError(f"cannot use {path}: {error.strerror}") from error
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        raise StorageError(f"cannot use {path.parent}: {error.strerror}") from error
+    try:
+        yield held
+    finally:
+        lock.release()
 
 
 def current_umask() -> int:
@@ -254,7 +255,9 @@ def current_umask() -> int:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to disk."""
+    """Flush the names in a directory to disk, where the system opens directories (Windows does not)."""
+    if os.name == "nt":
+        return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

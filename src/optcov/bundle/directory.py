@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import glob
 import os
+import secrets
 import shutil
-import tempfile
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from optcov.bundle.errors import BundleError
-from optcov.storage import StorageError, current_umask, sync_directory
+from optcov.storage import StorageError, claim, sync_directory
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_RANDOM = 4  # bytes in a temporary name
 
 
 @contextmanager
@@ -27,16 +28,12 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
     """
     target = Path(target)
     check_replaceable(target, known)
+    scratch = target.parent / f".{target.name[:100]}.{secrets.token_hex(_RANDOM)}.part"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part"))
-    except OSError as error:
-        raise BundleError(f"cannot write {target}: {error.strerror}") from error
-    try:
         with _held(scratch):
+            scratch.mkdir()
             yield scratch
-            scratch.chmod(0o777 & ~current_umask())
             _sync_tree(scratch)
             _put_in_place(scratch, target)
             sync_directory(target.parent)
@@ -44,8 +41,6 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
         raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
     except StorageError as error:  # names the file by where it is for a moment
         raise BundleError(str(error).replace(str(scratch), str(target))) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # after an exchange, this is the old one
 
 
 def check_replaceable(target: Path, known: frozenset[str]) -> None:
@@ -63,34 +58,33 @@ def check_replaceable(target: Path, known: frozenset[str]) -> None:
 
 def _remove_abandoned(target: Path) -> None:
     """Remove what killed processes were writing in the target's place: those that live hold theirs."""
-    for path in target.parent.glob(f".{glob.escape(target.name[:100])}.*.part"):
-        if path.is_dir() and not path.is_symlink():
-            with _held(path) as abandoned:
-                if abandoned:
-                    shutil.rmtree(path, ignore_errors=True)
+    letters = "[a-z0-9_]" * 2 * _RANDOM
+    for path in target.parent.glob(f".{glob.escape(target.name[:100])}.{letters}.*"):
+        if path.suffix in (".part", ".lock"):
+            with _held(path.with_suffix(".part")):
+                pass
 
 
 @contextmanager
-def _held(directory: Path) -> Iterator[bool]:
-    """Try to hold a directory: yields whether this process got it. Ends with the process, also a killed one."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _held(scratch: Path) -> Iterator[None]:
+    """Try to hold a temporary directory, by a file beside it; who held it leaves neither. Ends with the process."""
+    lock, held = scratch.with_suffix(".lock"), False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = True
-    except BlockingIOError:
-        held = False
-    try:
-        yield held
+        with claim(lock) as held:
+            yield
     finally:
-        os.close(descriptor)
+        if held:
+            shutil.rmtree(scratch, ignore_errors=True)  # after an exchange, this is the old one
+            with suppress(OSError):  # Windows keeps a file that another process has just opened
+                lock.unlink()
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:
     """Rename; an existing target is exchanged in one step where the system can, else moved aside first."""
-    if not target.exists() or not any(target.iterdir()):
+    if not target.exists():
         os.rename(scratch, target)
     elif not _exchange(scratch, target):
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".old"))
+        aside = scratch.with_suffix(".old")
         os.rename(target, aside)
         os.rename(scratch, target)
         os.rename(aside, scratch)
@@ -98,7 +92,7 @@ def _put_in_place(scratch: Path, target: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Exchange two directories in one step (Linux); tell whether that worked."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
         return False
     arguments = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,8 @@ def limited_growth(extra: int) -> Iterator[None]:
     if not _STATUS.exists():
         yield
         return
+    import resource  # not on Windows
+
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     used = int(_STATUS.read_text().split()[_DATA_PAGES]) * os.sysconf("SC_PAGE_SIZE")
     given = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]

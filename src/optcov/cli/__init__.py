@@ -53,7 +53,8 @@ class TwoScreens(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Show every option if --help-all is among the words."""
         if "--help-all" in args:
-            for parameter in self.params:
+            parameters: list[Any] = list(self.params)
+            for parameter in parameters:
                 parameter.hidden = False
             self.epilog, args = None, ["--help"]
         return super().parse_args(ctx, args)
@@ -73,11 +74,11 @@ class TaskGroup(TyperGroup):
         module = importlib.import_module(f"optcov.cli.{'import_' if cmd_name == 'import' else cmd_name}")
         alone = typer.Typer(add_completion=False, context_settings=SETTINGS)
         alone.command(cmd_name, cls=TwoScreens)(module.command)
-        command = typer.main.get_command(alone)
-        shown = getattr(module, "FIRST_SCREEN", None)  # options that most people need; None for all
-        for parameter in command.params if shown is not None else ():
+        command: Any = typer.main.get_command(alone)
+        shown: tuple[str, ...] = getattr(module, "FIRST_SCREEN", ())  # options that most people need; none for all
+        for parameter in command.params if shown else ():
             parameter.hidden = parameter.param_type_name == "option" and parameter.name not in shown
-        more = sum(bool(parameter.hidden) for parameter in command.params)
+        more = sum(bool(getattr(parameter, "hidden", False)) for parameter in command.params)
         command.epilog = f"{more} more options, for rarer needs: optcov {cmd_name} --help-all" if more else None
         return command
 

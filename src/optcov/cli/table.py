@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from optcov.bundle import Bundle
-    from optcov.experiments.tables import Size, TableImages, TableResult, TableRun
+    from optcov.experiments.tables import TableImages, TableResult, TableRun, TableSize
     from optcov.metrics import Extractor
 
 NAMES = "fid, timesteps, bpd, cost, iddpm, repeats, normalised or peers"
@@ -125,7 +125,7 @@ def _subject(
     default = "fashion" if model.image_shape == (1, 28, 28) else "lite0"
     extractor = None if table in WITHOUT_SAMPLES else find_extractor(features or default)
     images = (
-        TableImages.none(model.image_shape)
+        TableImages.blank(model.image_shape)
         if table == "cost"
         else TableImages.load(data, model.name, model.image_shape[0])
     )
@@ -149,7 +149,7 @@ def _check_options(tables: set[str], context: typer.Context) -> None:
             )
 
 
-def _size(quick: bool, full: bool, **changes: int | None) -> Size:
+def _size(quick: bool, full: bool, **changes: int | None) -> TableSize:
     """One of the three sizes, with what was asked for in its place."""
     from dataclasses import replace
 
@@ -166,11 +166,11 @@ def show(result: TableResult) -> None:
     """Print a finished table and what it says about the paper's claims."""
     from rich.text import Text
 
-    from optcov.experiments.tables.render import plain, section_title
+    from optcov.experiments.tables.render import entry_text, section_title
 
     for section in result.sections:
         rows = [
-            (row.name, *(Text(plain(e, section), style="bold" if e.best else "") for e in row.entries))
+            (row.name, *(Text(entry_text(e, section), style="bold" if e.best else "") for e in row.entries))
             for row in section.rows
         ]
         print_table(f"{result.title}: {section_title(section)}", ("", *section.columns), rows)

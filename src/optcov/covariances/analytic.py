@@ -44,6 +44,7 @@ class IsotropicResidual(OneNumber):
     """Analytic-DPM corrected for the imperfect mean: v = k E mean((eps - eps_hat)^2)."""
 
     name = "npr_isotropic"
+    label = "isotropic NPR-DDPM"
     number = "mean_square_residual"
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:

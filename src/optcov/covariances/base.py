@@ -132,7 +132,7 @@ class Covariance(ABC):
     """A second moment v of x_0 given x_t, and what the rest of the package asks about it."""
 
     name: ClassVar[str]
-    label: ClassVar[str] = ""  # in tables and plots; the name unless told
+    label: ClassVar[str] = ""  # in tables, if no row is its own; the name unless told
     head: ClassVar[str | None] = None  # the head that it reads
     number: ClassVar[str | None] = None  # the number per time that it takes, an argument of ReverseProcess
     structure: ClassVar[str] = "diagonal"  # of v: isotropic, diagonal or matrix; "range": of the step
@@ -140,6 +140,7 @@ class Covariance(ABC):
     only_eta: ClassVar[float | None] = None  # the one eta it is defined for
     bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated
     target_can_be_negative: ClassVar[bool] = False
+    unit: ClassVar[str] = "noise"  # of the heads that are fitted for it, see optcov.prediction
     base: ClassVar[str] = "scale"  # what a timed head is relative to: the level's mean target, or eps_hat^2 plus that
     rows: ClassVar[tuple[Row, ...]] = ()
     registry: ClassVar[dict[str, type[Covariance]]] = {}

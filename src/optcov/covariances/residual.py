@@ -15,6 +15,7 @@ class Residual(Covariance):
 
     name = "npr"
     head = "npr"
+    unit = "velocity"
     rows = rows("NPR")
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:

@@ -5,6 +5,7 @@ Pickled objects are refused, and so is an array that declares more than its file
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import tokenize
@@ -24,7 +25,6 @@ from optcov.data.modes import over_white, say_converted
 
 Array = np.ndarray[Any, Any]
 
-CHUNK = 2**24  # bytes that are read at once
 MAX_HEADER = 2**16  # bytes; numpy trusts headers of up to 10,000
 MAX_BYTES = 2**34  # of one array: ImageNet 64x64 has 2**33.8
 DEFLATE_RATIO = 1032  # the most that deflate can shrink anything
@@ -85,7 +85,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
     """Read header and content of a stream that holds `size` bytes."""
     try:
-        shape, fortran, dtype = _read_header(stream)
+        shape, dtype = _read_header(stream)
     except _BROKEN as error:
         raise DataError(f"{name} is not a npy array: {' '.join(str(error).split())[:200]}") from error
     if dtype.kind not in "biuf":
@@ -94,20 +94,22 @@ def _read_array(stream: IO[bytes], size: int, name: str) -> Array:
     if not 0 <= needed <= min(size, MAX_BYTES):
         raise DataError(f"{name} declares {needed} bytes, shape {shape}, but holds fewer than that")
     require_memory(needed, name)
-    content = bytearray()
-    while len(content) < needed and (chunk := stream.read(min(CHUNK, needed - len(content)))):
-        content += chunk  # at once there would be two copies of everything
-    if len(content) != needed or stream.read(1):
-        raise DataError(f"{name} does not hold the {needed} bytes of shape {shape} that it declares")
-    array: Array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+    try:
+        stream.seek(0)
+        array: Array = np.load(stream, allow_pickle=False)
+        if stream.read(1):
+            raise ValueError("there are more")
+    except ValueError as error:
+        raise DataError(f"{name} does not hold the {needed} bytes of shape {shape} that it declares") from error
     return array
 
 
-def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether by columns, and type that a npy array declares; raises what numpy raises."""
-    if np.lib.format.read_magic(stream) == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    return np.lib.format.read_array_header_2_0(stream)
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type that a npy array declares; raises what numpy raises."""
+    start = io.BytesIO(stream.read(MAX_HEADER))  # of the stream itself, numpy would set aside any length it declares
+    old = np.lib.format.read_magic(start) == (1, 0)
+    shape, _, dtype = (np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0)(start)
+    return shape, dtype
 
 
 def declared_shape(path: Path, name: str) -> tuple[int, ...] | None:

@@ -43,7 +43,7 @@ class Rows:
     """One batch as the closed form sees it."""
 
     inputs: Tensor  # of the last layer, (B, F, H, W) or (B, F)
-    predicted: Tensor  # eps_hat, (B, C, *D)
+    predicted: Mapping[str, Tensor]  # by unit, (B, C, *D), of heads that ask for it
     times: Tensor  # (B,)
     log_snr: Tensor  # (B,), float32
     regressions: Mapping[str, Regression]
@@ -123,7 +123,7 @@ def fit_least_squares(
 
 def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) -> Tensor:
     """log g by the head's raw values, (B, C, *D)."""
-    relative = head.log_base(rows.log_snr, rows.predicted) + head.squash(raw)
+    relative = head.log_base(rows.log_snr, rows.predicted.get(head.unit)) + head.squash(raw)
     return regression.log_estimate(relative)
 
 

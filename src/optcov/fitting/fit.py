@@ -100,7 +100,9 @@ class FitPlan:
         schedule: str | Schedule | None = None,
     ):
         self.settings = settings = settings or FitSettings()
-        self.bundle = bundle = open_model(model, schedule, settings.half)
+        opened = open_model(model, schedule, settings.half)
+        self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
+        self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
         bundle.check_loadable()
         train, test = as_sets(data, settings.calibration_samples > 0)
         self.train = fitted_to(train, bundle.image_shape, bundle.name)
@@ -146,7 +148,8 @@ class FitPlan:
             count = min(settings.measure_images or settings.images, len(self.train))
             measured = {"data": self.train.checksum, "seed": settings.seed, "images": count}
             bundle = bundle.with_provenance(numbers={**measured, "optcov": version("optcov")})
-            return bundle if self.test is None else self._calibrate(bundle, progress)
+            bundle = bundle if self.test is None else self._calibrate(bundle, progress)
+        return bundle if self.moved_to is None else bundle.with_schedule(self.moved_to)
 
     def _history(self) -> dict[str, Any]:
         """The settings that change what is fitted."""

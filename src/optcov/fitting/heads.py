@@ -12,6 +12,7 @@ from optcov.fitting.config import TrainingError
 from optcov.fitting.targets import HeadTask, head_task
 from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
 from optcov.prediction import check_condition
+from optcov.schedule import Schedule
 
 
 def new_heads(
@@ -34,6 +35,9 @@ def new_heads(
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
     kinds = {name: of_head(name) for name in names}  # refuses unknown ones
+    for name, covariance in kinds.items():
+        if covariance.target_can_be_negative and loss == "gamma":
+            raise TrainingError(f'the target of the head {name!r} can be negative, which loss "gamma" cannot fit')
     with torch.no_grad():
         told = check_condition(condition, len(example))
         output = network.features(example, network.schedule.final_time, **told)
@@ -48,8 +52,15 @@ def new_heads(
         torch.manual_seed(seed)
         for name in names:
             head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
+            head.unit = _unit(kinds[name], head, network.schedule)
             tasks[name] = head_task(name, head.to(example.device))
     return tasks
+
+
+def _unit(covariance: type[Covariance], head: Head, schedule: Schedule) -> str:
+    """The covariance's own unit for timed heads, and where no signal is left; the paper's for its own heads."""
+    vanishes = bool(schedule.alpha_bar(schedule.final_time) == 0)
+    return covariance.unit if isinstance(head, TimedHead) or vanishes else "noise"
 
 
 def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str, str]:

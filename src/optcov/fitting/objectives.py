@@ -126,7 +126,8 @@ def _head_loss(task: HeadTask, regression: Regression, example: Example, output:
     weight = regression.weight.to(raw.device, raw.dtype)
     one_loss = not task.covariance.has_posterior  # the learned range has one loss only, the variational one
     if one_loss or head.transform == "exp":
-        log_g = regression.log_estimate(head.log_base(log_snr, example.prediction.noise) + head.squash(raw))
+        predicted = example.prediction.in_unit(head.unit) if head.needs_prediction else None
+        log_g = regression.log_estimate(head.log_base(log_snr, predicted) + head.squash(raw))
         if loss == "gamma" or one_loss:
             return weight * gamma_deviance(regression.target, log_g)
         return weight * squared_error(regression.target, log_g.exp())

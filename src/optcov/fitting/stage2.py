@@ -67,9 +67,8 @@ class FeatureStream:
             raise TrainingError(
                 f"a batch of {batches.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
             )
-        self.samples: dict[str, list[Tensor]] = {
-            "time": [], "mean_square_noise": [], "mean_square_residual": []
-        }  # fmt: skip
+        recorded = ("time", "mean_square_noise", "mean_square_residual", *(f"scale of {name}" for name in tasks))
+        self.samples: dict[str, list[Tensor]] = {name: [] for name in recorded}
         self._process = ForwardProcess(network.schedule)
         self._cache: dict[int, Rows] = {}
         _check_shared_inputs(tasks)
@@ -89,32 +88,39 @@ class FeatureStream:
         head = next(iter(self.tasks.values())).module
         inputs = head.inputs(output.features, output.time_embedding)
         regressions = {name: task.regression(example) for name, task in self.tasks.items()}
-        predicted = example.prediction.noise
+        asked = {task.module.unit for task in self.tasks.values() if task.module.needs_prediction}
+        predicted = {unit: example.prediction.in_unit(unit) for unit in asked}
         rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
         if len(self.samples["time"]) < self.count:
             self.samples["time"].append(batch.times)
-            self.samples["mean_square_noise"].append(_mean_square(predicted))
-            self.samples["mean_square_residual"].append(_mean_square(batch.noise - predicted))
+            self.samples["mean_square_noise"].append(_mean_square(example.prediction.noise))
+            self.samples["mean_square_residual"].append(_mean_square(batch.noise - example.prediction.noise))
+            for name, task in self.tasks.items():
+                self.samples[f"scale of {name}"].append(task.scale(example, regressions[name]))
         size = inputs.nbytes + sum(regression.target.nbytes for regression in rows.regressions.values())
         if size * (len(self._cache) + 1) <= self.cache_bytes:
             self._cache[number] = rows
         return rows
 
-    def residual_at(self, log_snr: Tensor) -> Tensor:
-        """Mean square residual at noise levels (n,), float64, interpolated in its logarithm."""
-        numbers = self.numbers()
-        assert numbers.mean_square_residual is not None
-        levels = -self.network.schedule.log_snr(numbers.times).numpy()
-        logs = numbers.mean_square_residual.clamp(min=1e-12).log().numpy()
+    def scale_at(self, name: str, log_snr: Tensor) -> Tensor:
+        """What a head's target is of the order of, at noise levels (n,), float64, interpolated in its logarithm."""
+        pooled = self._pooled()
+        scales = binned({**pooled, "mean_square_residual": pooled[f"scale of {name}"]}, self.network.schedule)
+        assert scales.mean_square_residual is not None
+        levels = -self.network.schedule.log_snr(scales.times).numpy()
+        logs = scales.mean_square_residual.clamp(min=1e-12).log().numpy()
         return torch.as_tensor(np.interp(-log_snr.cpu().numpy(), levels, logs)).exp()
 
     def numbers(self) -> NumbersPerTime:
-        """Numbers per time from the samples of a pass, over all processes; runs one if there was none yet."""
+        """Numbers per time from the samples of a pass."""
+        return binned(self._pooled(), self.network.schedule)
+
+    def _pooled(self) -> dict[str, Tensor]:
+        """What the first pass recorded, over all processes; runs one if there was none yet."""
         if len(self.samples["time"]) < self.count:
             deque(self(), maxlen=0)
         own = {name: torch.cat(parts).to(self.accelerator.device) for name, parts in self.samples.items()}
-        pooled = {name: self.accelerator.gather(values).cpu() for name, values in own.items()}
-        return binned(pooled, self.network.schedule)
+        return {name: self.accelerator.gather(values).cpu() for name, values in own.items()}
 
 
 def fit_closed_form(
@@ -149,7 +155,7 @@ def fit_closed_form(
         return summed.cpu()
 
     heads = {name: task.module.to(device).eval() for name, task in tasks.items()}
-    squared = {name: head for name, head in heads.items() if loss == "mse" and name != "range"}
+    squared = {name: head for name, head in heads.items() if loss == "mse" and tasks[name].covariance.has_posterior}
     scored = {name: head for name, head in heads.items() if name not in squared}
     timed = {name: head for name, head in heads.items() if isinstance(head, TimedHead)}
     reports: dict[str, FitReport] = {}
@@ -193,9 +199,9 @@ def train_heads(
 
 
 def set_scales(stream: FeatureStream, heads: Mapping[str, TimedHead]) -> None:
-    """Give timed heads the mean square residual of each noise level, from a pass over the data."""
-    for head in heads.values():
-        head.log_scale.copy_(stream.residual_at(-head.scale_levels.double()).clamp(min=1e-12).log())
+    """Give timed heads the order of their target at each noise level, from a pass over the data."""
+    for name, head in heads.items():
+        head.log_scale.copy_(stream.scale_at(name, -head.scale_levels.double()).clamp(min=1e-12).log())
 
 
 def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Reduce, parts: int = 20) -> None:
@@ -221,13 +227,15 @@ def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Red
 
 
 def _time_weights(stream: FeatureStream, heads: Mapping[str, Head]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """1 / m_t^2 by head, m_t the mean target at time t; that of SN is 1 at every time."""
+    """1 / m_t^2 by head, m_t the mean target at time t; that of a head about the noise is 1 at every time."""
     schedule = stream.network.schedule
-    known: dict[str, Callable[[Tensor], Tensor]] = {
-        "sn": lambda times: torch.ones(len(times), dtype=torch.float64),
-        "npr": lambda times: stream.residual_at(schedule.log_snr(times)).clamp(min=1e-12) ** -2,
-    }
-    return {name: known[name] for name in heads}
+
+    def weight(name: str) -> Callable[[Tensor], Tensor]:
+        if stream.tasks[name].covariance.base == "noise":
+            return lambda times: torch.ones(len(times), dtype=torch.float64)
+        return lambda times: stream.scale_at(name, schedule.log_snr(times)).clamp(min=1e-12) ** -2
+
+    return {name: weight(name) for name in heads}
 
 
 def _check_shared_inputs(tasks: Mapping[str, HeadTask]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
+
 from optcov.covariances import Covariance, Example, Regression, of_head
 from optcov.networks.heads import Head
 
@@ -20,6 +22,12 @@ class HeadTask:
     def regression(self, example: Example) -> Regression:
         """What the head is fitted on, in its unit."""
         return self.covariance.regression(example, self.module.unit)
+
+    def scale(self, example: Example, regression: Regression) -> Tensor:
+        """The order of the target of each sample, (B,), float64: what a timed head is relative to."""
+        if self.covariance.base == "noise":  # the target less the square of the prediction
+            return example.residual(self.module.unit).double().square().flatten(1).mean(1)
+        return regression.target.double().flatten(1).mean(1)
 
 
 def head_task(name: str, module: Head) -> HeadTask:

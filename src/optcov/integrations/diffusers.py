@@ -83,7 +83,10 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
     schedule = bundle.schedule
     assert row.covariance is not None
     options: dict[str, Any] = {}
-    number = find_covariance(row.covariance).number
+    kind = find_covariance(row.covariance)
+    if kind.head in bundle.heads:
+        options["head_unit"] = bundle.heads[kind.head].unit
+    number = kind.number
     if number is not None:
         numbers = bundle.per_time(number)(schedule.full_grid()).tolist()
         options[number] = [numbers[0], *numbers]  # the one at time 0 is not used

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from optcov.networks import Backbone, Head, build_head, head_config
 from optcov.networks.paper_unet import PaperUNet
-from optcov.prediction import to_noise
+from optcov.prediction import Prediction
 
 UNETS: dict[str, Any] = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
 
@@ -85,8 +85,10 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             levels = (
                 None if self._log_snrs is None else _at(self._log_snrs, timestep, sample.device).expand(len(sample))
             )
-            noise = raw if levels is None else _noise(raw, sample, levels, self.config.prediction_type)
-            moment = self.moment_head(output.features, output.time_embedding, levels, noise, output.activation)
+            predicted = None
+            if self.moment_head.needs_prediction and levels is not None:
+                predicted = _predicted(raw, sample, levels, self.config.prediction_type, self.moment_head.unit)
+            moment = self.moment_head(output.features, output.time_embedding, levels, predicted, output.activation)
             prediction = torch.cat([raw, moment], dim=1)
         return UNet2DOutput(sample=prediction) if return_dict else (prediction,)
 
@@ -97,11 +99,11 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return _at(self._time_arguments, timestep, device)
 
 
-def _noise(raw: Tensor, x_t: Tensor, log_snr: Tensor, prediction_type: str) -> Tensor:
-    """The noise that an output (B, C, H, W) implies, at log-SNR (B,) of a variance-preserving schedule."""
+def _predicted(raw: Tensor, x_t: Tensor, log_snr: Tensor, prediction_type: str, unit: str) -> Tensor:
+    """What an output (B, C, H, W) says in a unit, at log-SNR (B,) of a variance-preserving schedule."""
     level = log_snr.double()
-    noise = to_noise(raw, x_t, torch.sigmoid(level), torch.sigmoid(-level), prediction_type)
-    return noise.to(raw.dtype)
+    signal, spread = torch.sigmoid(level).sqrt(), torch.sigmoid(-level).sqrt()
+    return Prediction(x_t, 0.0, raw, prediction_type, signal, spread).in_unit(unit).to(raw.dtype)
 
 
 def _at(table: Tensor, timestep: int | float | Tensor, device: torch.device) -> Tensor:

@@ -134,8 +134,9 @@ class HeadedNetwork(nn.Module):
         log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32).expand(len(x_t))
         heads, units = {}, {}
         for name, head in self.heads.items():
-            heads[name] = head(output.features, output.time_embedding, log_snr, prediction.noise, output.activation)
-            units[name] = str(head.unit)
+            units[name] = unit = str(head.unit)
+            predicted = prediction.in_unit(unit) if head.needs_prediction else None
+            heads[name] = head(output.features, output.time_embedding, log_snr, predicted, output.activation)
         if self.learned_range:
             heads["range"] = output.output[:, x_t.shape[1] :].contiguous()
         return prediction.with_heads(heads, units)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -111,7 +112,7 @@ def closed_form(size: BenchSize) -> Contest:
         example, output = observe_training(network, process, batch)
         inputs = tasks["sn"].module.inputs(output.features)
         regressions = {name: task.regression(example) for name, task in tasks.items()}
-        rows = Rows(inputs, example.prediction.noise, batch.times, example.log_snr, regressions)
+        rows = Rows(inputs, {}, batch.times, example.log_snr, regressions)
         for name, task in tasks.items():
             log_g = log_estimate(task.module, rows, regressions[name], apply(task.module, rows, weights))
             transposed_product(task.module, rows, regressions[name].target * torch.exp(-log_g) - 1)
@@ -218,13 +219,7 @@ def _conv_head(size: BenchSize) -> ConvHead:
 
 
 def _forward(unet: nn.Module, x_t: Tensor) -> Work:
-    argument = torch.full((len(x_t),), 499.0)
-
-    @torch.no_grad()
-    def forward() -> object:
-        return unet(x_t, argument)
-
-    return forward
+    return torch.no_grad()(partial(unet, x_t, torch.full((len(x_t),), 499.0)))
 
 
 def _batch(size: BenchSize) -> Batch:

@@ -121,11 +121,6 @@ def chosen_times(result: TableResult) -> list[tuple[str, dict[int, Sequence[floa
     return found
 
 
-def mean(values: Tensor) -> float:
-    """Mean in float64."""
-    return float(values.double().mean())
-
-
 def _base(name: str) -> str:
     return name.removeprefix("ET ").removeprefix("OT ")
 

@@ -15,6 +15,7 @@ from optcov import storage
 from optcov.bundle import Bundle, StoredTrajectory, schedule_spec
 from optcov.bundle.pictures import Drawn, clean_deviation, compare, draw_comparison, draw_deviations, draw_grid
 from optcov.canvas import png, times_figure
+from optcov.covariances import find_covariance
 from optcov.data import ImageSet
 from optcov.experiments.report.page import PageSection, made_by_body, picture, table_body
 from optcov.experiments.report.page_figures import (
@@ -22,26 +23,17 @@ from optcov.experiments.report.page_figures import (
     against_steps,
     chosen_times,
     lengths_of,
-    mean,
     variance_against_error,
     variance_curves,
 )
 from optcov.experiments.report.size import ReportSize
 from optcov.experiments.tables import TABLES, TableResult, published
+from optcov.experiments.tables.distances import DISCRETE
+from optcov.experiments.tables.evaluation import serves_all_schedules
 from optcov.experiments.tables.published import check_setting
+from optcov.experiments.tables.scoring import rows_by_covariance
 from optcov.noise import batch_noise
-from optcov.schedule import VPSchedule
 from optcov.trajectory import Trajectory
-
-_CURVES = {  # covariance -> a method that steps by it
-    "beta_tilde": "DDPM, beta-tilde",
-    "beta": "DDPM, beta",
-    "analytic": "A-DDPM",
-    "sn": "SN-DDPM",
-    "npr": "NPR-DDPM",
-    "range": "Improved DDPM",
-}
-_GRIDS = ("DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "NPR-DDPM", "SN-DDPM", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM")
 
 
 def read_tables(directories: Sequence[Path]) -> list[TableResult]:
@@ -87,14 +79,13 @@ def bundle_sections(
         raise ValueError(
             f"{images.name} has images of shape {images.shape}, but {bundle.name} needs {bundle.image_shape}"
         )
-    model = bundle.with_schedule("linear") if isinstance(bundle.schedule, VPSchedule) else bundle
-    size = size.fitting(model.schedule)
+    model = bundle.with_schedule("linear") if serves_all_schedules(bundle.schedule) else bundle
+    size = size.within(model.schedule)
     found: list[tuple[str, Callable[[], PageSection]]] = [("samples", lambda: _samples(model, size, seed))]
     if images is not None:
         found.append(("variance maps", lambda: _maps(model, images, size, seed)))
-        if model.schedule.steps is not None:
-            found.append(("variances", lambda: _variances(model, images, size, seed)))
-        if {"sn", "npr"} & set(bundle.heads):
+        found.append(("variances", lambda: _variances(model, images, size, seed)))
+        if _with_a_head(model):
             found.append(("variance against error", lambda: _variance_against_error(model, images, size, seed)))
     if bundle.trajectories:
         found.append(("trajectories", lambda: _stored(bundle)))
@@ -110,7 +101,7 @@ def paper_figures(
     """
     content = published("settings")
     schedule = content["settings"][check_setting(setting)]["schedule"]
-    discrete = isinstance(bundle.schedule, VPSchedule) and schedule != "vp_sde"
+    discrete = serves_all_schedules(bundle.schedule) and schedule != "vp_sde"
     model = bundle.with_schedule(schedule) if discrete else bundle
     figures = [figure for figure in content["figures"] if figure["setting"] == setting]
     panels = [[compare(model, [p["method"]], [p["steps"]], count, seed) for p in f["panels"]] for f in figures]
@@ -144,7 +135,7 @@ def _read_table(path: Path) -> TableResult:
 
 
 def _samples(model: Bundle, size: ReportSize, seed: int) -> PageSection:
-    methods = [name for name in _GRIDS if _possible(model, name)]
+    methods = [name for names in DISCRETE.values() for name in names if _possible(model, name)]
     cells = list(compare(model, methods, size.grid_steps, size.grid_images, seed))
     caption = f"{model.name}: every method from the same noise"
     return PageSection("Samples", _drawn(lambda path: draw_comparison(cells, path, ""), caption))
@@ -156,7 +147,7 @@ def _maps(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageS
     forward = model.reverse_process("DDPM, beta-tilde").forward
     noise = batch_noise(seed, range(len(shown)), 0, shown.shape)
     body = []
-    for method in (name for name in ("SN-DDPM", "NPR-DDPM") if _possible(model, name)):
+    for method in _with_a_head(model).values():
         for t in times:
             deviations = clean_deviation(model.reverse_process(method), forward.diffuse(shown.unit(), t, noise), t)
             caption = f"{method}: images, and the standard deviation of x_0 given their noisy version at t = {t:g}"
@@ -174,7 +165,7 @@ def _draw_map(images: ImageSet, deviations: Tensor, path: Path) -> None:
 
 @torch.no_grad()
 def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
-    processes = {name: model.reverse_process(row) for name, row in _CURVES.items() if _possible(model, row)}
+    processes = {name: model.reverse_process(method) for name, method in _stepping(model).items()}
     first = processes["beta_tilde"]
     x_0 = images.unit(slice(0, size.curve_images))
     trajectory = Trajectory.even(model.schedule, size.curve_steps)
@@ -183,12 +174,12 @@ def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> 
     for t, s in trajectory.descending():
         if s == 0:
             continue
-        noise = batch_noise(seed, range(len(x_0)), int(t), x_0.shape[1:])
+        noise = batch_noise(seed, range(len(x_0)), model.schedule.stream(t), x_0.shape[1:])
         x_t = first.forward.diffuse(x_0, t, noise)
         prediction = first.predict(x_t, t)
         times.append(t)
         for name, process in processes.items():
-            curves[name].append(mean(process.step_from(prediction, s).variance))
+            curves[name].append(float(process.step_from(prediction, s).variance.double().mean()))
     caption = (
         f"Mean variance of the step from t to the next of {size.curve_steps} even times, {len(x_0)} images, DDPM's "
         f"forward process; dotted: beta-tilde and beta, between which the optimal one lies if the mean is perfect"
@@ -199,7 +190,7 @@ def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> 
 @torch.no_grad()
 def _variance_against_error(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
     """By the variances that steps are made of, clamped as there: a head may be right and its variance not."""
-    processes = {name: model.reverse_process(_CURVES[name]) for name in ("npr", "sn") if name in model.heads}
+    processes = {name: model.reverse_process(method) for name, method in _with_a_head(model).items()}
     first = next(iter(processes.values()))
     x_0 = images.unit(slice(0, size.error_images))
     times = Trajectory.even(model.schedule, size.error_times).times
@@ -236,11 +227,22 @@ def _stored(bundle: Bundle) -> PageSection:
     return PageSection("Stored trajectories", "".join(pictures))
 
 
+def _stepping(model: Bundle) -> dict[str, str]:
+    """The covariances that a bundle can step by, each with its method of DDPM's forward process."""
+    return {covariance: row for covariance, row in rows_by_covariance().items() if _possible(model, row)}
+
+
+def _with_a_head(model: Bundle) -> dict[str, str]:
+    """Those of them that know pixels of x_0 apart."""
+    kinds = {name: find_covariance(name) for name in _stepping(model)}
+    return {name: method for name, method in _stepping(model).items() if kinds[name].head and kinds[name].has_posterior}
+
+
 def _possible(model: Bundle, method: str) -> bool:
     try:
         model.reverse_process(method)
     except ValueError:
-        return False  # it lacks the head or the numbers per time
+        return False  # it lacks the head or the numbers per time, or only sweeps know the row
     return True
 
 

@@ -22,11 +22,9 @@ class ReportSize:
     error_images: int = 48
     error_times: int = 10
 
-    def fitting(self, schedule: Schedule) -> ReportSize:
+    def within(self, schedule: Schedule) -> ReportSize:
         """The same, with no more times than a schedule has."""
-        N = schedule.steps
-        if N is None:
-            return self
+        N = schedule.grid_size
         return replace(
             self,
             grid_steps=tuple(dict.fromkeys(min(K, N) for K in self.grid_steps)),

@@ -11,14 +11,14 @@ normalised   tab:fid_cmp_norm       distances at equal time, and beside Gotta Go
 peers        (ours)                 distances beside diffusers' schedulers
 """
 
-from optcov.experiments.tables.cells import Cell, CellStore, Progress, TableRun
+from optcov.experiments.tables.cells import TABLES, Cell, CellStore, Progress, TableRun
 from optcov.experiments.tables.evaluation import Evaluation
 from optcov.experiments.tables.images import TableImages
 from optcov.experiments.tables.published import published, published_value
 from optcov.experiments.tables.render import write_table
 from optcov.experiments.tables.result import Claim, Entry, Row, Section, TableResult
-from optcov.experiments.tables.runs import TABLES, table_run
-from optcov.experiments.tables.sizes import SIZES, Size
+from optcov.experiments.tables.runs import table_run
+from optcov.experiments.tables.sizes import SIZES, TableSize
 
 __all__ = [
     "SIZES",
@@ -31,10 +31,10 @@ __all__ = [
     "Progress",
     "Row",
     "Section",
-    "Size",
     "TableImages",
     "TableResult",
     "TableRun",
+    "TableSize",
     "published",
     "published_value",
     "table_run",

@@ -19,8 +19,11 @@ from typing import Any, Generic, TypeVar, final
 from optcov import storage
 
 WAIT = 2.0  # seconds between looks at cells that other processes compute
+TABLES = ("fid", "timesteps", "bpd", "cost", "iddpm", "repeats", "normalised", "peers")
+FIELDS = {"key": str, "label": str, "kind": str, "settings": dict, "result": dict, "checksum": str}  # of a record
 
 Result = dict[str, Any]  # plain JSON values
+Records = dict[str, dict[str, Any]]  # by the keys of their cells
 Table = TypeVar("Table")
 Key = TypeVar("Key")
 Plan = Generator[Sequence["Cell"], Mapping[str, Result], Table]  # yields a group, is sent results by the cells' keys
@@ -40,40 +43,43 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Name of the cell's files."""
+        """What the cell is found by: a digest of its settings."""
         text = json.dumps([self.kind, dict(self.settings)], sort_keys=True, allow_nan=False)
         return f"{self.kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
 
 @final
 class CellStore:
-    """Results on disk: cells/KEY.json, whole or absent, with the settings they belong to; scratch/ for parts."""
+    """Results on disk: TABLE.jsonl, one record per line, written anew whole with each result; scratch/ for parts.
 
-    def __init__(self, directory: Path):
-        self.directory = Path(directory)
+    A table finds the cells of all tables in its directory, and adds to its own file.
+    """
+
+    def __init__(self, directory: Path, table: str):
+        self.directory, self.path = Path(directory), Path(directory) / f"{table}.jsonl"
         if self.directory.exists() and not self.directory.is_dir():
             raise storage.StorageError(f"{self.directory} is a file; tables are kept in a directory, give one by --out")
+        self._read: dict[Path, tuple[tuple[int, ...], Records]] = {}  # by file: when it was read, and what it held
 
     def get(self, cell: Cell) -> Result | None:
         """The stored result, if there is one."""
-        path = self._path(cell)
-        if not path.exists():
-            return None
-        try:
-            record = storage.read_json(path)
-        except storage.StorageError as error:
-            raise storage.StorageError(f"{error}; remove it to compute it again") from error
-        result = record.get("result") if isinstance(record, dict) else None
-        if not isinstance(result, dict) or record.get("settings") != _plain(cell.settings):
-            raise storage.StorageError(f"{path} is not the record of {cell.label}; remove it to compute it again")
-        if record.get("checksum") != _checksum(result):
-            raise storage.StorageError(f"{path} was changed after it was written; remove it to compute it again")
-        return result
+        for path in (self.directory / f"{table}.jsonl" for table in TABLES):
+            record = self._records(path).get(cell.key)
+            if record is not None:
+                result: Result = record["result"]
+                return result
+        return None
 
     def put(self, cell: Cell, result: Result, seconds: float) -> None:
         """Store a result, and drop its parts."""
-        record = {"label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings), "seconds": seconds}
-        storage.write_json(self._path(cell), {**record, "result": result, "checksum": _checksum(result)})
+        record = {"key": cell.key, "label": cell.label, "kind": cell.kind, "settings": _plain(cell.settings)}
+        record |= {"seconds": seconds, "result": result, "checksum": _checksum(result)}
+        with storage.claim(self.directory / ".lock", wait=True):  # processes that share the file add to it in turns
+            storage.remove_leftovers(self.directory, [f".{self.path.name}.*.part"])
+            records = {**self._records(self.path), cell.key: record}
+            lines = sorted(records.values(), key=lambda r: (r["kind"], r["label"], r["key"]))
+            content = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            storage.write_bytes(self.path, content.encode())
         self.drop_parts(cell)
 
     def drop_parts(self, cell: Cell) -> None:
@@ -90,17 +96,48 @@ class CellStore:
         """A path without suffix, for files with parts of this cell."""
         return self.directory / "scratch" / cell.key
 
-    def _path(self, cell: Cell) -> Path:
-        return self.directory / "cells" / f"{cell.key}.json"
+    def _records(self, path: Path) -> Records:
+        """What a file holds, by key; read again only if it was written since."""
+        if not path.exists():
+            return {}
+        now = path.stat()
+        version = (now.st_ino, now.st_mtime_ns, now.st_size)
+        if path not in self._read or self._read[path][0] != version:
+            self._read[path] = version, read_cells(path)
+        return self._read[path][1]
 
 
-def gather(cells: Mapping[Key, Cell]) -> Plan[dict[Key, Result]]:
+def read_cells(path: Path) -> Records:
+    """The records in a file by their keys; a line that is none, or was changed, is refused."""
+    records: Records = {}
+    for number, line in enumerate(storage.read_text(path).splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            fault = _fault(record)
+        except (ValueError, RecursionError) as error:
+            fault = f"is not JSON ({error})"
+        if fault:
+            raise storage.StorageError(f"line {number} of {path} {fault}; remove it to compute its cell again")
+        records[record["key"]] = record
+    return records
+
+
+def _fault(record: Any) -> str | None:
+    """What is wrong with a record, if anything is."""
+    if not (isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in FIELDS.items())):
+        return "is not the record of a cell"
+    if record["key"] != Cell(record["kind"], record["settings"], 0.0, "").key:
+        return "has the key of other settings"
+    return None if record["checksum"] == _checksum(record["result"]) else "was changed after it was written"
+
+
+def results_of(cells: Mapping[Key, Cell]) -> Plan[dict[Key, Result]]:
     """Part of a plan: all of some cells, in whatever order they come."""
     results = yield tuple(cells.values())
     return {key: results[cell.key] for key, cell in cells.items()}
 
 
-def one(cell: Cell) -> Plan[Result]:
+def result_of(cell: Cell) -> Plan[Result]:
     """Part of a plan: a cell that what follows depends on."""
     results = yield (cell,)
     return results[cell.key]

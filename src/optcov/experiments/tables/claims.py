@@ -43,7 +43,7 @@ def judge(statement: str, differences: Sequence[Difference]) -> Claim:
     return Claim(statement, holds, "; ".join(str(difference) for difference in differences) or "not measured")
 
 
-def lower_rows(section: Section, better: str, worse: str) -> list[Difference]:
+def row_differences(section: Section, better: str, worse: str) -> list[Difference]:
     """Differences of two rows of a section, column by column.
 
     Numbers that were resampled by the same groups, of the same noise, are compared group by group; the errors of others
@@ -69,11 +69,11 @@ def _error(ours: Entry, theirs: Entry) -> float | None:
     return math.hypot(ours.error, theirs.error)
 
 
-def lower_in_all(sections: Sequence[Section], pairs: Mapping[str, tuple[str, str]]) -> list[Claim]:
+def judge_pairs(sections: Sequence[Section], pairs: Mapping[str, tuple[str, str]]) -> list[Claim]:
     """For each statement the pair (better row, worse row), over all sections that have both."""
     claims = []
     for statement, (better, worse) in pairs.items():
-        differences = [d for section in sections for d in lower_rows(section, better, worse)]
+        differences = [d for section in sections for d in row_differences(section, better, worse)]
         if differences:
             claims.append(judge(statement, differences))
     return claims

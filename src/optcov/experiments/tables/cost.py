@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from optcov.bundle import Bundle
-from optcov.experiments.tables.cells import Cell, Plan, Result, one
+from optcov.covariances import find_covariance
+from optcov.experiments.tables.cells import Cell, Plan, Result, result_of
 from optcov.experiments.tables.published import published
 from optcov.experiments.tables.result import Entry, Row, Section, TableResult
-from optcov.networks import HeadedNetwork
+from optcov.methods import find_method
 from optcov.timing import Timing, Work, interleaving, peak_memory, ratio
 
 BARE = "noise"
@@ -24,8 +26,8 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
     networks = {BARE: whole.only().eval()} | {name: whole.only(name).eval() for name in bundle.heads}
     device = next(bundle.unet.parameters()).device
     x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
-    t = bundle.schedule.final_time / 2 if bundle.schedule.steps is None else (bundle.schedule.steps + 1) // 2
-    work: dict[str, Work] = {name: _evaluation(network, x_t, t) for name, network in networks.items()}
+    (t,) = bundle.schedule.grid([(bundle.schedule.grid_size + 1) // 2])
+    work: dict[str, Work] = {name: torch.no_grad()(partial(network, x_t, t)) for name, network in networks.items()}
     timings: dict[str, Timing] = {}
     rounds = int(settings["rounds"])
     for number, timings in enumerate(interleaving(work, rounds), start=1):  # noqa: B007
@@ -43,14 +45,15 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
 
 
 def megabytes(network: nn.Module) -> float:
-    """Size of the weights in MB of 2^20 bytes."""
+    """TableSize of the weights in MB of 2^20 bytes."""
     return sum(p.numel() * p.element_size() for p in network.parameters()) / 2**20
 
 
-def cost_ratio(result: Result, head: str) -> float:
-    """Time of an evaluation with a head over that without; what lies below 1 is noise of the clock."""
-    networks = result["networks"]
-    return max(1.0, float(networks[head]["ratio"])) if head in networks else 1.0
+def cost_ratio(result: Result, method: str) -> float:
+    """Time of an evaluation with the head of a method over that without; what lies below 1 is noise of the clock."""
+    covariance = find_method(method).covariance
+    head = covariance and find_covariance(covariance).head
+    return max(1.0, float(result["networks"].get(head, {"ratio": 1.0})["ratio"]))
 
 
 def cost_note(result: Result) -> str:
@@ -62,7 +65,7 @@ def cost_note(result: Result) -> str:
 
 def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
     """The table from its one cell; setting: the paper's."""
-    result = yield from one(cell)
+    result = yield from result_of(cell)
     paper = published("cost")["settings"].get(setting, {})
     rows = []
     for name, found in result["networks"].items():
@@ -78,7 +81,7 @@ def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
     columns = ("size, MB", f"time at batch {batch}, ms", "extra time, %")
     return TableResult(
         "cost",
-        "Size and time of a network evaluation",
+        "TableSize and time of a network evaluation",
         "size and time",
         (Section("cost of an evaluation", columns, tuple(rows), setting),),
         (
@@ -86,11 +89,3 @@ def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
             f"Peak memory of the process: {result['peak_memory_megabytes']} MB.",
         ),
     )
-
-
-def _evaluation(network: HeadedNetwork, x_t: torch.Tensor, t: float) -> Work:
-    @torch.no_grad()
-    def evaluate() -> object:
-        return network(x_t, t)
-
-    return evaluate

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from optcov.experiments.tables.cells import Cell, Plan, Result, gather
-from optcov.experiments.tables.claims import judge, lower_in_all, lower_rows
+from optcov.experiments.tables.cells import Cell, Plan, Result, results_of
+from optcov.experiments.tables.claims import judge, judge_pairs, row_differences
 from optcov.experiments.tables.evaluation import Evaluation
 from optcov.experiments.tables.likelihoods import bpd_cells
 from optcov.experiments.tables.published import published, published_value
 from optcov.experiments.tables.result import Claim, Entry, Row, Section, TableResult
-from optcov.experiments.tables.scoring import ROW_OF_DESIGN
+from optcov.experiments.tables.scoring import rows_by_covariance
 from optcov.methods import PEER_METHODS, find_method
 from optcov.metrics.extractors import FID
 from optcov.solvers import PEERS as SCHEDULERS
@@ -54,7 +54,7 @@ def _possible_cells(evaluation: Evaluation, groups: Mapping[str, Mapping[str, Se
     reasons = []
     for schedule, found in groups.items():
         for method in filter(evaluation.wants, _names(found)):
-            reason = evaluation.missing(schedule, method)
+            reason = evaluation.obstacle(schedule, method)
             if reason:
                 reasons.append(reason)
                 continue
@@ -68,17 +68,19 @@ def _possible_cells(evaluation: Evaluation, groups: Mapping[str, Mapping[str, Se
 def fid_plan(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool = False) -> Plan[TableResult]:
     """The table of distances; optimal: also along the trajectories that tab:bpd finds optimal for each covariance."""
     if optimal:
-        sweeps = yield from gather(bpd_cells(evaluation))
+        sweeps = yield from results_of(bpd_cells(evaluation))
         cells = {**cells, **_optimal_cells(evaluation, cells, sweeps)}
-    results = yield from gather(cells)
+    results = yield from results_of(cells)
     sections = [_section(evaluation, schedule, _groups(evaluation, schedule), results) for schedule in _shown(cells)]
-    claims = lower_in_all(sections, CLAIMS)
+    claims = judge_pairs(sections, CLAIMS)
     along = [(s, row.name) for s in sections for row in s.rows if row.name.endswith(OPTIMAL)]
-    found = [d for s, name in along for d in lower_rows(s, name.removesuffix(OPTIMAL), name)]
+    found = [d for s, name in along for d in row_differences(s, name.removesuffix(OPTIMAL), name)]
     if found:
         claims.append(judge("optimal trajectories do not help the distance of samples", found))
     title = f"{evaluation.extractor.distance} of {evaluation.size.samples} samples, {evaluation.bundle.name}"
-    return TableResult("fid", title, evaluation.extractor.distance, tuple(sections), notes(evaluation), tuple(claims))
+    return TableResult(
+        "fid", title, evaluation.extractor.distance, tuple(sections), distance_notes(evaluation), tuple(claims)
+    )
 
 
 def fid_work(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool) -> float:
@@ -87,7 +89,7 @@ def fid_work(evaluation: Evaluation, cells: Mapping[Key, Cell], optimal: bool) -
     if optimal:
         sweeps = bpd_cells(evaluation)
         work += sum(cell.work for cell in sweeps.values())
-        work += sum(cell.work for (schedule, row, _), cell in cells.items() if schedule in sweeps and _design(row))
+        work += sum(cell.work for (schedule, row, _), cell in cells.items() if schedule in sweeps and _covariance(row))
     return work
 
 
@@ -100,13 +102,13 @@ def peers_cells(evaluation: Evaluation) -> dict[Key, Cell]:
 
 def peers_plan(evaluation: Evaluation, cells: Mapping[Key, Cell]) -> Plan[TableResult]:
     """Our methods beside diffusers' own schedulers on the same network, from the same noise."""
-    results = yield from gather(cells)
+    results = yield from results_of(cells)
     sections = [_section(evaluation, schedule, PEERS, results) for schedule in _shown(cells)]
     claims: list[Claim] = []
     for peer in PEER_METHODS:
-        claims += lower_in_all(sections, {f"SN-DDIM has a smaller distance than {peer}": ("SN-DDIM", peer)})
+        claims += judge_pairs(sections, {f"SN-DDIM has a smaller distance than {peer}": ("SN-DDIM", peer)})
     title = f"{evaluation.extractor.distance} beside diffusers' schedulers, {evaluation.bundle.name}"
-    noted = (*notes(evaluation), "The comparison with diffusers is ours; the paper has no such claim.")
+    noted = (*distance_notes(evaluation), "The comparison with diffusers is ours; the paper has no such claim.")
     return TableResult("peers", title, evaluation.extractor.distance, tuple(sections), noted, tuple(claims))
 
 
@@ -120,7 +122,7 @@ def _as_in_paper(distance: str, samples: int) -> bool:
     return distance == FID and samples >= int(published("settings")["common"]["fid_samples"])
 
 
-def notes(evaluation: Evaluation) -> tuple[str, ...]:
+def distance_notes(evaluation: Evaluation) -> tuple[str, ...]:
     """What a reader must know to judge the distances."""
     name, samples = evaluation.extractor.distance, evaluation.size.samples
     plain = _as_in_paper(name, samples)
@@ -150,7 +152,7 @@ def _section(
         methods = [name for name in names if evaluation.wants(name)]
         for method in methods:
             entries = []
-            reason = evaluation.missing(schedule, method)
+            reason = evaluation.obstacle(schedule, method)
             for K in lengths:
                 paper = published_value("fid", setting, method, K)
                 result = results.get((schedule, method, K))
@@ -184,29 +186,29 @@ def _shown(cells: Mapping[Key, Cell]) -> list[str]:
 def _optimal_cells(evaluation: Evaluation, even: Mapping[Key, Cell], sweeps: Mapping[str, Result]) -> dict[Key, Cell]:
     """A cell along the optimal trajectory beside each even one that tab:bpd has a trajectory for."""
     times = {
-        (schedule, row["design"], int(row["K"])): row["times"]
+        (schedule, row["covariance"], int(row["K"])): row["times"]
         for schedule, result in sweeps.items()
         for row in result["rows"]
         if row["kind"] == "OT"
     }
     cells = {}
     for schedule, method, K in even:
-        found = times.get((schedule, _design(method), K))
+        found = times.get((schedule, _covariance(method), K))
         if found is not None:
             cells[schedule, method + OPTIMAL, K] = evaluation.distance_cell(schedule, method, K, times=found)
     return cells
 
 
-def _design(method: str) -> str | None:
+def _covariance(method: str) -> str | None:
     """The covariance that a row of tab:bpd scores, by the method that samples with it; None for DDIM and solvers."""
     name = find_method(method).discrete_name
-    return next((design for design, row in ROW_OF_DESIGN.items() if row == name), None)
+    return next((covariance for covariance, row in rows_by_covariance().items() if row == name), None)
 
 
 def _stride_misses(evaluation: Evaluation, schedule: str, method: str, K: int) -> bool:
     """Whether a scheduler that steps by N // K would not end at its last time."""
-    steps = evaluation.on(schedule).schedule.steps
-    return method in SCHEDULERS and SCHEDULERS[method].fixed_stride and (steps or 0) % K != 0
+    steps = evaluation.bundle_on(schedule).schedule.grid_size
+    return method in SCHEDULERS and SCHEDULERS[method].fixed_stride and steps % K != 0
 
 
 def _for_peers(evaluation: Evaluation) -> list[str]:

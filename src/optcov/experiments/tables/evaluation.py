@@ -16,22 +16,21 @@ from optcov.experiments.tables.images import TableImages
 from optcov.experiments.tables.published import (
     SETTING_OF_SCHEDULE,
     distance_steps,
+    paper_images,
     published,
-    reference_images,
-    trajectory_images,
 )
 from optcov.experiments.tables.reference import Reference
-from optcov.experiments.tables.scoring import ROW_OF_DESIGN, compute_likelihood
-from optcov.experiments.tables.sizes import Size
+from optcov.experiments.tables.scoring import compute_likelihood, rows_by_covariance
+from optcov.experiments.tables.sizes import TableSize
 from optcov.methods import METHODS, PEER_METHODS, find_method, unknown_method
 from optcov.metrics import Extractor
 from optcov.metrics.frechet import Features
 from optcov.metrics.sources import check_draws_images
-from optcov.schedule import VPSchedule
+from optcov.schedule import Schedule
 from optcov.timing import device_name
 
 OWN = "own"  # the schedule that a bundle was trained on
-LEAST_STEPS, MOST_STEPS = 2, 1000  # of a trajectory; the most in continuous time, whose even times are thousandths
+LEAST_STEPS = 2  # of a trajectory
 
 
 @final
@@ -43,7 +42,7 @@ class Evaluation:
         bundle: Bundle,
         images: TableImages,
         extractor: Extractor | None,
-        size: Size,
+        size: TableSize,
         *,
         schedules: Sequence[str] | None = None,
         reference: str | None = None,
@@ -65,12 +64,11 @@ class Evaluation:
         self._methods = None if methods is None else {row_name(name) for name in methods}
         self._steps = None if steps is None else sorted(set(steps))
         self._paper = paper
-        serves_all = isinstance(bundle.schedule, VPSchedule)
-        self.schedules = tuple(schedules or (size.schedules if serves_all else (OWN,)))
+        self.schedules = tuple(schedules or (size.schedules if serves_all_schedules(bundle.schedule) else (OWN,)))
         self._models: dict[str, Bundle] = {}
         for name in self.schedules:
-            self.on(name)
-        compared = size.reference_images or reference_images(self.paper_setting(self.schedules[0])) or 0
+            self.bundle_on(name)
+        compared = size.reference_images or paper_images(self.paper_setting(self.schedules[0]), "reference_images") or 0
         self.reference = Reference(images, compared, reference)
 
     @property
@@ -80,19 +78,19 @@ class Evaluation:
             raise ValueError("a table of distances needs a feature extractor; choose one by --features")
         return self._extractor
 
-    def on(self, schedule: str) -> Bundle:
+    def bundle_on(self, schedule: str) -> Bundle:
         """The bundle at times of a schedule."""
         if schedule not in self._models:
             if schedule not in (OWN, *SETTING_OF_SCHEDULE):
                 raise ValueError(f"unknown schedule {schedule!r}; choose {', '.join(SETTING_OF_SCHEDULE)} or {OWN}")
-            own = schedule == OWN or (schedule == "vp_sde" and isinstance(self.bundle.schedule, VPSchedule))
+            own = schedule in (OWN, self.bundle.schedule.name)
             self._models[schedule] = self.bundle if own else self.bundle.with_schedule(schedule)
         return self._models[schedule]
 
     @property
     def discrete_schedules(self) -> list[str]:
         """Those with a finite number of steps."""
-        return [name for name in self.schedules if self.on(name).schedule.steps is not None]
+        return [name for name in self.schedules if self.bundle_on(name).schedule.steps is not None]
 
     def paper_setting(self, schedule: str) -> str | None:
         """The paper's setting that a schedule's numbers are put beside; that of its own networks by their name."""
@@ -123,15 +121,15 @@ class Evaluation:
 
     def distance_steps(self, schedule: str) -> list[int]:
         """Numbers of steps K of the tables of distances that a schedule allows."""
-        limit = self.on(schedule).schedule.steps or MOST_STEPS
+        limit = self.bundle_on(schedule).schedule.grid_size
         usual = self.size.steps or distance_steps(self.paper_setting(schedule))
-        return self._fitting(usual, limit, f"drawn by the {limit} times of {schedule}")
+        return self._allowed_steps(usual, limit, f"drawn by the {limit} times of {schedule}")
 
     def likelihood_steps(self, times: int) -> list[int]:
         """Numbers of steps K to show of a sweep over so many times."""
-        return self._fitting(self.size.likelihood_steps, times, f"scored on {times} times")
+        return self._allowed_steps(self.size.likelihood_steps, times, f"scored on {times} times")
 
-    def _fitting(self, usual: Sequence[int], limit: int, what: str) -> list[int]:
+    def _allowed_steps(self, usual: Sequence[int], limit: int, what: str) -> list[int]:
         """The usual K that fit, or those that were asked for, which all must."""
         shown = self._steps or [K for K in usual if limit >= K]
         wrong = [K for K in shown or usual if not LEAST_STEPS <= K <= limit]
@@ -139,13 +137,14 @@ class Evaluation:
             raise ValueError(f"K = {wrong[0]} cannot be {what}; choose K of at least {LEAST_STEPS} and at most {limit}")
         return shown
 
-    def missing(self, schedule: str, method: str) -> str | None:
+    def obstacle(self, schedule: str, method: str) -> str | None:
         """Why a method cannot run, or None."""
         row = find_method(method)
         if row.eta is None:
-            return None
+            fits = not row.continuous or serves_all_schedules(self.bundle_on(schedule).schedule)
+            return None if fits else f"{method} reverses the VP SDE, which {schedule} is not"
         try:
-            self.on(schedule).reverse_process(row)
+            self.bundle_on(schedule).reverse_process(row)
         except BundleError as error:
             return str(error)
         return None
@@ -162,7 +161,7 @@ class Evaluation:
         """Distance of images that a method draws; times: of its trajectory, even ones by default."""
         settings = {
             "model": self.identity,
-            "schedule": self.on(schedule).schedule.digest(),
+            "schedule": self.bundle_on(schedule).schedule.digest(),
             "schedule_name": schedule,
             "method": method,
             "convention": find_method(method).convention,
@@ -180,18 +179,17 @@ class Evaluation:
         return Cell("distance", settings, float(steps * self.size.samples), label)
 
     def likelihood_cell(self, schedule: str, seed: int | None = None, choose: bool = True) -> Cell:
-        """Bits/dim of all designs; choose: with optimal trajectories, which takes a sweep of training images.
+        """Bits/dim of all covariances; choose: with optimal trajectories, which takes a sweep of training images.
 
         seed: None scores the first test images; a number chooses them, and their noise, by it.
         """
-        size, model = self.size, self.on(schedule)
+        size, model = self.size, self.bundle_on(schedule)
         scored = size.images or (len(self.images.test) if seed is None else published("repeats")["images"])
         images = min(scored, len(self.images.test))
         present = len(self.images.train)
-        wanted = size.train_images or trajectory_images(self.paper_setting(schedule)) or present
+        wanted = size.train_images or paper_images(self.paper_setting(schedule), "trajectory_images") or present
         train_images = min(wanted, present) if choose else 0
-        steps = model.schedule.steps or 1000
-        times = min(size.times, steps) or steps
+        times = min(size.times, model.schedule.grid_size) or model.schedule.grid_size
         settings = {
             "model": self.identity,
             "schedule": model.schedule.digest(),
@@ -212,7 +210,7 @@ class Evaluation:
         return Cell("likelihood", settings, float(times * (images + train_images)), f"bits/dim ({schedule}{repeat})")
 
     def cost_cell(self) -> Cell:
-        """Size and time of an evaluation, with each head and without."""
+        """TableSize and time of an evaluation, with each head and without."""
         device = device_name(next(self.bundle.unet.parameters()).device)
         settings = {"model": self.identity, "batch": 10, "rounds": self.size.timing_rounds, "device": device}
         heads = len(self.bundle.heads)
@@ -222,7 +220,7 @@ class Evaluation:
         """Compute a cell in parts."""
         if cell.kind == "distance":
             return compute_distance(
-                self.on(cell.settings["schedule_name"]),
+                self.bundle_on(cell.settings["schedule_name"]),
                 self.extractor,
                 self.reference_features,
                 cell.settings,
@@ -230,7 +228,7 @@ class Evaluation:
                 self.batch_size,
             )
         if cell.kind == "likelihood":
-            model = self.on(cell.settings["schedule_name"])
+            model = self.bundle_on(cell.settings["schedule_name"])
             return compute_likelihood(model, self.images, cell.settings, scratch, self.batch_size, self.identity)
         if cell.kind == "cost":
             return compute_cost(self.bundle, cell.settings)
@@ -247,9 +245,14 @@ class Evaluation:
         return self.reference.features(self.extractor)
 
 
+def serves_all_schedules(schedule: Schedule) -> bool:
+    """Whether a network of this schedule serves linear, cosine and VP SDE: it takes real times, and has all levels."""
+    return schedule.steps is None and schedule.preserves_variance
+
+
 def row_name(name: str) -> str:
     """A row of some table as it is spelt there; upper and lower case are the same."""
-    rows = dict.fromkeys([*METHODS, *PEER_METHODS, *ROW_OF_DESIGN.values()])
+    rows = dict.fromkeys([*METHODS, *PEER_METHODS, *rows_by_covariance().values()])
     for known in rows:
         if known.lower() == name.strip().lower():
             return known

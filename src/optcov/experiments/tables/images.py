@@ -24,7 +24,7 @@ class TableImages:
     embedded: bool = False  # then the reference is of test images too, unlike the paper's, which is the training set
 
     @staticmethod
-    def none(shape: tuple[int, ...]) -> TableImages:
+    def blank(shape: tuple[int, ...]) -> TableImages:
         """For the table of costs, which looks at no image: a black one stands for each set."""
         black = ImageSet(torch.zeros(1, *shape, dtype=torch.uint8), None, "no images")
         return TableImages(black, black, black, black.name)

@@ -6,16 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optcov.covariances import clamped_in_words
-from optcov.experiments.tables.cells import Cell, Plan, Result, gather
+from optcov.covariances import clamped_in_words, find_covariance
+from optcov.experiments.tables.cells import Cell, Plan, Result, results_of
 from optcov.experiments.tables.claims import Difference, judge
-from optcov.experiments.tables.evaluation import MOST_STEPS, Evaluation
+from optcov.experiments.tables.evaluation import Evaluation
 from optcov.experiments.tables.published import published, published_value
 from optcov.experiments.tables.result import Claim, Entry, Row, Section, TableResult
-from optcov.experiments.tables.scoring import ROW_OF_DESIGN
+from optcov.experiments.tables.scoring import row_of, rows_by_covariance
 
 REPEATED = ("analytic", "npr")
-WITH_HEAD = ("sn", "npr", "range")  # a sweep scores the others whatever the bundle has
 
 
 def bpd_cells(evaluation: Evaluation) -> dict[str, Cell]:
@@ -42,13 +41,13 @@ def bpd_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableRes
 def iddpm_plan(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[TableResult]:
     """The learned range of Improved DDPM beside NPR, along even trajectories."""
     schedule = next(iter(cells))
-    reason = evaluation.missing(schedule, "Improved DDPM") or evaluation.missing(schedule, "NPR-DDPM")
+    reason = evaluation.obstacle(schedule, "Improved DDPM") or evaluation.obstacle(schedule, "NPR-DDPM")
     if reason:
         raise ValueError(reason)
     results = yield from _chosen(evaluation, cells)
     sections = []
     for schedule, result in results.items():
-        rows = [row for row in result["rows"] if row["kind"] == "ET" and row["design"] in ("range", "npr")]
+        rows = [row for row in result["rows"] if row["kind"] == "ET" and row["covariance"] in ("range", "npr")]
         sections.append(_section(evaluation, schedule, rows, "iddpm", "ImageNet 64x64"))
     statement = "NPR-DDPM needs fewer bits/dim than Improved DDPM with few steps"
     few = [d for d in _to_npr(results, "range", "ET") if d[0] <= 100]
@@ -66,15 +65,15 @@ def repeats_cells(evaluation: Evaluation) -> dict[tuple[str, int], Cell]:
 
 def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) -> Plan[TableResult]:
     """Mean and standard deviation over seeds at full timesteps."""
-    results = yield from gather(cells)
+    results = yield from results_of(cells)
     sections, claims = [], []
     for schedule in dict.fromkeys(name for name, _ in cells):
         runs = [result["rows"] for (name, _), result in results.items() if name == schedule]
-        values = {design: [_bits(rows, design) for rows in runs] for design in REPEATED}
+        values = {covariance: [_bits(rows, covariance) for rows in runs] for covariance in REPEATED}
         K, setting = int(runs[0][0]["K"]), evaluation.paper_setting(schedule)
-        rows = tuple(_repeated_row(design, values[design], K, setting) for design in REPEATED)
+        rows = tuple(_repeated_row(covariance, values[covariance], K, setting) for covariance in REPEATED)
         sections.append(Section(schedule, (f"K = {K}",), rows, setting, decimals=5).with_best())
-        full = (evaluation.on(schedule).schedule.steps or MOST_STEPS) == K
+        full = evaluation.bundle_on(schedule).schedule.grid_size == K
         claims.append(_repeated_claim(values["npr"], values["analytic"], f"{schedule}, K = {K}", K, full))
     theirs = published("repeats")
     noted = (
@@ -86,9 +85,9 @@ def repeats_plan(evaluation: Evaluation, cells: Mapping[tuple[str, int], Cell]) 
     return TableResult("repeats", title, "bits/dim", tuple(sections), noted, tuple(claims))
 
 
-def _repeated_row(design: str, values: Sequence[float | None], K: int, setting: str | None) -> Row:
+def _repeated_row(covariance: str, values: Sequence[float | None], K: int, setting: str | None) -> Row:
     """Mean over seeds, and standard deviation in place of an error, as in the paper."""
-    name, known = ROW_OF_DESIGN[design], [value for value in values if value is not None]
+    name, known = row_of(covariance), [value for value in values if value is not None]
     paper = published_value("repeats", setting, name, K)
     in_full = None if paper is None else _with_deviation(str(setting), name)
     if not known:
@@ -116,21 +115,25 @@ def _with_deviation(setting: str, row: str) -> str:
 
 def _chosen(evaluation: Evaluation, cells: Mapping[str, Cell]) -> Plan[dict[str, Result]]:
     """The cells' results with only the rows and K that were asked for."""
-    evaluation.check_rows(list(ROW_OF_DESIGN.values()))
+    evaluation.check_rows(list(rows_by_covariance().values()))
     for schedule in cells:
         _check_any_scored(evaluation, schedule)
-    results = yield from gather(cells)
+    results = yield from results_of(cells)
     for schedule, result in results.items():
         lengths = evaluation.likelihood_steps(int(cells[schedule].settings["times"]))
-        rows = [r for r in result["rows"] if evaluation.wants(ROW_OF_DESIGN[r["design"]]) and int(r["K"]) in lengths]
+        rows = [row for row in result["rows"] if int(row["K"]) in lengths]
+        rows = [row for row in rows if evaluation.wants(row_of(row["covariance"]))]
         results[schedule] = {**result, "rows": rows}
     return results
 
 
 def _check_any_scored(evaluation: Evaluation, schedule: str) -> None:
     """Refuse rows that all need what the bundle lacks, before a sweep that would not score them."""
-    wanted = {design: name for design, name in ROW_OF_DESIGN.items() if evaluation.wants(name)}
-    reasons = [evaluation.missing(schedule, name) for design, name in wanted.items() if design in WITH_HEAD]
+    wanted = {covariance: row for covariance, row in rows_by_covariance().items() if evaluation.wants(row)}
+    # a sweep scores those without a head whatever the bundle has
+    reasons = [
+        evaluation.obstacle(schedule, row) for covariance, row in wanted.items() if find_covariance(covariance).head
+    ]
     if len(reasons) == len(wanted) and all(reasons):
         raise ValueError(reasons[0])
 
@@ -140,17 +143,17 @@ def _section(
 ) -> Section:
     setting = setting or evaluation.paper_setting(schedule)
     lengths = sorted({int(record["K"]) for record in records})
-    found = {(r["kind"], r["design"], int(r["K"])): r for r in records}
-    order = [design for design in ROW_OF_DESIGN if any(r["design"] == design for r in records)]
+    found = {(r["kind"], r["covariance"], int(r["K"])): r for r in records}
+    order = [covariance for covariance in rows_by_covariance() if any(r["covariance"] == covariance for r in records)]
     rows = []
     for kind in ("ET", "OT"):
-        for design in order:
-            if (kind, design, lengths[0]) not in found:
+        for covariance in order:
+            if (kind, covariance, lengths[0]) not in found:
                 continue
-            name = ROW_OF_DESIGN[design]
+            name = row_of(covariance)
             entries = []
             for K in lengths:
-                record = found[kind, design, K]
+                record = found[kind, covariance, K]
                 bits = record["bits_per_dim"]
                 paper = published_value(table, setting, name, K, kind if table == "bpd" else None)
                 details = {key: record[key] for key in ("times", "difference", "gain")}
@@ -163,16 +166,16 @@ def _claims(results: Mapping[str, Result], times: Mapping[str, int]) -> list[Cla
     """times: of each sweep; a trajectory through all of them is even and optimal at once, and no evidence."""
     claims = []
     for kind in ("ET", "OT"):
-        for design in ("beta_tilde", "beta", "analytic"):
-            found = [difference for _, difference in _to_npr(results, design, kind)]
+        for covariance in ("beta_tilde", "beta", "analytic"):
+            found = [difference for _, difference in _to_npr(results, covariance, kind)]
             if found:
-                claims.append(judge(f"NPR-DDPM needs fewer bits/dim than {ROW_OF_DESIGN[design]}, {kind}", found))
+                claims.append(judge(f"NPR-DDPM needs fewer bits/dim than {row_of(covariance)}, {kind}", found))
     gains = [
-        Difference(f"{schedule}, {ROW_OF_DESIGN[row['design']]}, K = {row['K']}", *row["gain"].values())
+        Difference(f"{schedule}, {row_of(row['covariance'])}, K = {row['K']}", *row["gain"].values())
         for schedule, result in results.items()
         for row in result["rows"]
         if row["gain"]
-        and row["design"] in ("beta", "analytic", "npr")
+        and row["covariance"] in ("beta", "analytic", "npr")
         and int(row["K"]) <= min(100, times[schedule] - 1)
     ]
     if gains:
@@ -180,20 +183,20 @@ def _claims(results: Mapping[str, Result], times: Mapping[str, int]) -> list[Cla
     return claims
 
 
-def _to_npr(results: Mapping[str, Result], design: str, kind: str) -> list[tuple[int, Difference]]:
-    """NPR minus another design on the same images and noise, by K."""
+def _to_npr(results: Mapping[str, Result], covariance: str, kind: str) -> list[tuple[int, Difference]]:
+    """NPR minus another covariance on the same images and noise, by K."""
     found = []
     for schedule, result in results.items():
         for row in result["rows"]:
-            if row["design"] == design and row["kind"] == kind and row["difference"]:
+            if row["covariance"] == covariance and row["kind"] == kind and row["difference"]:
                 gap = row["difference"]
                 where = f"{schedule}, K = {row['K']}"
                 found.append((int(row["K"]), Difference(where, -gap["mean"], gap["standard_error"])))
     return found
 
 
-def _bits(rows: list[Any], design: str) -> float | None:
-    return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["design"] == design), None)
+def _bits(rows: list[Any], covariance: str) -> float | None:
+    return next((float(row["bits_per_dim"]["mean"]) for row in rows if row["covariance"] == covariance), None)
 
 
 def _notes(
@@ -218,8 +221,8 @@ def _notes(
 
 def _clamp_notes(results: Mapping[str, Result]) -> tuple[str, ...]:
     return tuple(
-        f"{schedule}, {ROW_OF_DESIGN[design]}: {clamped_in_words(design, below, above)}."
+        f"{schedule}, {row_of(covariance)}: {clamped_in_words(covariance, below, above)}."
         for schedule, result in results.items()
-        for design, (below, above) in result["clamped"].items()
+        for covariance, (below, above) in result["clamped"].items()
         if below or above
     )

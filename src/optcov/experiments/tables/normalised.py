@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 
-from optcov.experiments.tables.cells import Plan, gather, one
-from optcov.experiments.tables.claims import lower_in_all
+from optcov.experiments.tables.cells import Plan, result_of, results_of
+from optcov.experiments.tables.claims import judge_pairs
 from optcov.experiments.tables.cost import cost_note, cost_ratio
-from optcov.experiments.tables.distances import distance_entry, notes
-from optcov.experiments.tables.evaluation import LEAST_STEPS, MOST_STEPS, Evaluation
+from optcov.experiments.tables.distances import distance_entry, distance_notes
+from optcov.experiments.tables.evaluation import LEAST_STEPS, Evaluation
 from optcov.experiments.tables.published import published, published_value
 from optcov.experiments.tables.result import Entry, Row, Section, TableResult
+
+WITH_HEAD = ("NPR", "SN")  # how the methods begin that pay for a head; A-DPM, which they are compared with, has none
 
 
 def normalised_steps(steps: float, ratio: float) -> int:
@@ -28,7 +30,7 @@ def normalised_steps(steps: float, ratio: float) -> int:
 def normalised_work(evaluation: Evaluation) -> float:
     """A guess of the work, since measured costs and Gotta Go Fast decide."""
     size = evaluation.size
-    lengths = sum(3 * K for _, K in _pairs(evaluation))
+    lengths = sum(3 * sum(baseline_steps(evaluation, schedule)) for schedule in evaluation.schedules)
     return evaluation.cost_cell().work + size.samples * (lengths + sum(60.0 * 3 for _ in size.tolerances))
 
 
@@ -37,8 +39,8 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
     reasons = [reason for schedule in evaluation.schedules if (reason := _none_possible(evaluation, schedule))]
     if len(reasons) == len(evaluation.schedules):
         raise ValueError(reasons[0])
-    cost = yield from one(evaluation.cost_cell())
-    ratios = {"npr": cost_ratio(cost, "npr"), "sn": cost_ratio(cost, "sn")}
+    cost = yield from result_of(evaluation.cost_cell())
+    ratios = {letter: cost_ratio(cost, f"{letter}-DDPM") for letter in WITH_HEAD}
     sections = []
     for schedule in evaluation.schedules:
         section = yield from _equal_time(evaluation, schedule, ratios)
@@ -47,12 +49,12 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
         sections.append((yield from _equal_evaluations(evaluation, "vp_sde", ratios)))
     pairs = {}
     for process in ("DDPM", "DPM"):
-        for ours in ("NPR", "SN"):
+        for ours in WITH_HEAD:
             statement = f"{ours}-{process} has a smaller distance than A-{process} in strictly less time"
             pairs[statement] = (f"{ours}-{process}", f"A-{process}")
     pairs["SN-DPM has a smaller distance than Gotta Go Fast in strictly less time"] = ("SN-DPM", "Gotta Go Fast")
-    claims = lower_in_all(sections, pairs)
-    noted = (*notes(evaluation), cost_note(cost))
+    claims = judge_pairs(sections, pairs)
+    noted = (*distance_notes(evaluation), cost_note(cost))
     if "vp_sde" in evaluation.schedules:
         noted += _paper_beside_fast(evaluation.paper_setting("vp_sde"))
     title = f"Distances after normalising for the extra time, {evaluation.bundle.name}"
@@ -60,14 +62,11 @@ def normalised_plan(evaluation: Evaluation) -> Plan[TableResult]:
     return TableResult("normalised", title, name, tuple(sections), noted, tuple(claims))
 
 
-def _pairs(evaluation: Evaluation) -> list[tuple[str, int]]:
-    """Schedules with the baseline's numbers of steps: those asked for, else 25 and 50 as in the paper, or fewer."""
-    found = []
-    for schedule in evaluation.schedules:
-        lengths = evaluation.distance_steps(schedule)
-        usual = [] if evaluation.chose_steps else [K for K in lengths if K in (25, 50)]
-        found += [(schedule, K) for K in usual or lengths]
-    return found
+def baseline_steps(evaluation: Evaluation, schedule: str) -> list[int]:
+    """The baseline's numbers of steps: those asked for, else 25 and 50 as in the paper, or fewer."""
+    lengths = evaluation.distance_steps(schedule)
+    usual = [] if evaluation.chose_steps else [K for K in lengths if K in (25, 50)]
+    return usual or lengths
 
 
 def _process(evaluation: Evaluation, schedule: str) -> str:
@@ -76,23 +75,23 @@ def _process(evaluation: Evaluation, schedule: str) -> str:
 
 def _none_possible(evaluation: Evaluation, schedule: str) -> str | None:
     """Why the bundle can run none of the methods; None if it can run any."""
-    reasons = [evaluation.missing(schedule, f"{name}-{_process(evaluation, schedule)}") for name in ("A", "NPR", "SN")]
+    reasons = [evaluation.obstacle(schedule, f"{name}-{_process(evaluation, schedule)}") for name in ("A", *WITH_HEAD)]
     return reasons[0] if all(reasons) else None
 
 
 def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Plan[Section]:
     process = _process(evaluation, schedule)
-    lengths = [K for name, K in _pairs(evaluation) if name == schedule]
+    lengths = baseline_steps(evaluation, schedule)
     setting = evaluation.paper_setting(schedule)
-    methods = {f"A-{process}": 1.0} | {f"{head.upper()}-{process}": ratio for head, ratio in ratios.items()}
-    methods = {name: ratio for name, ratio in methods.items() if not evaluation.missing(schedule, name)}
+    methods = {f"A-{process}": 1.0} | {f"{letter}-{process}": ratio for letter, ratio in ratios.items()}
+    methods = {name: ratio for name, ratio in methods.items() if not evaluation.obstacle(schedule, name)}
     cells = {}
     for method, ratio in methods.items():
         for K in lengths:
             steps = K if method == f"A-{process}" else normalised_steps(K, ratio)
             if steps >= LEAST_STEPS:
                 cells[method, K] = evaluation.distance_cell(schedule, method, steps)
-    results = yield from gather(cells)
+    results = yield from results_of(cells)
     rows = []
     for method in methods:
         found = [(results.get((method, K)), published_value("normalised", setting, method, K)) for K in lengths]
@@ -106,18 +105,18 @@ def _equal_time(evaluation: Evaluation, schedule: str, ratios: dict[str, float])
 
 def _equal_evaluations(evaluation: Evaluation, schedule: str, ratios: dict[str, float]) -> Plan[Section]:
     """Gotta Go Fast at its tolerances, then our methods with as many evaluations in less time."""
-    tolerances = evaluation.size.tolerances
-    fast = yield from gather(
+    tolerances, most = evaluation.size.tolerances, evaluation.bundle_on(schedule).schedule.grid_size
+    fast = yield from results_of(
         {tol: evaluation.distance_cell(schedule, "Gotta Go Fast", 60, tolerance=tol) for tol in tolerances}
     )
-    methods = {f"{head.upper()}-DPM": ratio for head, ratio in ratios.items()}
+    methods = {f"{letter}-DPM": ratio for letter, ratio in ratios.items()}
     cells = {}
     for method, ratio in methods.items():
         for tol in tolerances:
-            steps = min(normalised_steps(fast[tol]["evaluations"], ratio), MOST_STEPS)
-            if steps >= LEAST_STEPS and not evaluation.missing(schedule, method):
+            steps = min(normalised_steps(fast[tol]["evaluations"], ratio), most)
+            if steps >= LEAST_STEPS and not evaluation.obstacle(schedule, method):
                 cells[method, tol] = evaluation.distance_cell(schedule, method, steps)
-    results = yield from gather(cells)
+    results = yield from results_of(cells)
     rows = [Row("Gotta Go Fast", tuple(distance_entry(fast[tol]) for tol in tolerances))]
     for method in methods:
         found = [results.get((method, tol)) for tol in tolerances]

@@ -25,7 +25,7 @@ def published(name: str) -> dict[str, Any]:
     """
     if name not in NAMES:
         raise ValueError(f"the paper has no table {name!r}; it has {', '.join(NAMES)}")
-    text = (resources.files("optcov.experiments") / "tables" / "paper" / f"{name}.json").read_text(encoding="utf-8")
+    text = (resources.files(__package__) / "paper" / f"{name}.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
@@ -38,23 +38,13 @@ def check_setting(setting: str) -> str:
     return setting
 
 
-def trajectory_images(setting: str | None) -> int | None:
-    """How many training images chose the optimal trajectories of a setting; None if the paper does not say.
+def paper_images(setting: str | None, use: str) -> int | None:
+    """How many training images of a setting served as trajectory_images or reference_images; None if it does not say.
 
-    >>> trajectory_images("CelebA 64x64")
+    >>> paper_images("CelebA 64x64", "trajectory_images")
     10000
     """
-    found: int | None = published("settings")["settings"].get(setting, {}).get("trajectory_images")
-    return found
-
-
-def reference_images(setting: str | None) -> int | None:
-    """With how many training images the samples of a setting were compared; None for all, or if the paper has none.
-
-    >>> reference_images("LSUN Bedroom")
-    50000
-    """
-    found: int | None = published("settings")["settings"].get(setting, {}).get("reference_images")
+    found: int | None = published("settings")["settings"].get(setting, {}).get(use)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 from optcov import storage
@@ -40,7 +41,7 @@ def markdown(result: TableResult) -> str:
     for section in result.sections:
         parts.append(f"### {section_title(section)}")
         lines = [["", *section.columns], ["---", *["---:"] * len(section.columns)]]
-        lines += [[row.name, *(_markdown(entry, section) for entry in row.entries)] for row in section.rows]
+        lines += [[row.name, *(entry_text(entry, section, "**{}**") for entry in row.entries)] for row in section.rows]
         parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
     if result.claims:
         parts.append("Claims of the paper:")
@@ -85,25 +86,16 @@ def latex(result: TableResult) -> str:
             if row.group != group:
                 lines.append(r"\midrule")
                 group = row.group
-            lines.append(" & ".join([_escape(row.name), *(_latex(e, section) for e in row.entries)]) + r" \\")
+            entries = [entry_text(entry, section, r"\textbf{{{}}}", _escape) for entry in row.entries]
+            lines.append(" & ".join([_escape(row.name), *entries]) + r" \\")
         parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
     return "\n\n".join(parts) + "\n"
 
 
-def plain(entry: Entry, section: Section) -> str:
-    """Ours, with the paper's in brackets."""
-    paper = entry.published()
-    return entry.ours(section.decimals) + (f" ({paper})" if paper else "")
-
-
-def _markdown(entry: Entry, section: Section) -> str:
-    ours, paper = entry.ours(section.decimals), entry.published()
-    return (f"**{ours}**" if entry.best else ours) + (f" ({paper})" if paper else "")
-
-
-def _latex(entry: Entry, section: Section) -> str:
-    ours, paper = (_escape(text) for text in (entry.ours(section.decimals), entry.published()))
-    return (rf"\textbf{{{ours}}}" if entry.best else ours) + (f" ({paper})" if paper else "")
+def entry_text(entry: Entry, section: Section, bold: str = "{}", escape: Callable[[str], str] = str) -> str:
+    """Ours, in bold if it is the best, with the paper's in brackets."""
+    ours, paper = (escape(text) for text in (entry.ours(section.decimals), entry.published()))
+    return (bold.format(ours) if entry.best else ours) + (f" ({paper})" if paper else "")
 
 
 def _escape(text: str) -> str:

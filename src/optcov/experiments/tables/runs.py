@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optcov.experiments.tables.cells import CellStore, Plan, TableRun
+from optcov.experiments.tables.cells import TABLES, CellStore, Plan, TableRun
 from optcov.experiments.tables.cost import cost_plan
 from optcov.experiments.tables.distances import fid_cells, fid_plan, fid_work, peers_cells, peers_plan
 from optcov.experiments.tables.evaluation import Evaluation
@@ -16,7 +16,6 @@ from optcov.experiments.tables.timesteps import timesteps_plan, timesteps_work
 from optcov.timing import machine
 
 WITHOUT_SAMPLES = ("bpd", "cost", "iddpm", "repeats")
-TABLES = ("fid", "timesteps", "bpd", "cost", "iddpm", "repeats", "normalised", "peers")
 
 
 def table_run(
@@ -27,7 +26,7 @@ def table_run(
     optimal: fid also along optimal trajectories. target: the distance of timesteps.
     """
     plan, work = _plan(name, evaluation, optimal, target)
-    return TableRun(plan, work, CellStore(directory), evaluation.compute)
+    return TableRun(plan, work, CellStore(directory, name), evaluation.compute)
 
 
 def _plan(name: str, evaluation: Evaluation, optimal: bool, target: float | None) -> tuple[Plan[TableResult], float]:

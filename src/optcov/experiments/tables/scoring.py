@@ -1,6 +1,6 @@
-"""Bits/dim of every design by even and optimal trajectories: one cell of tab:bpd, tab:improved_ddpm and tab:ll_var.
+"""Bits/dim of every covariance by even and optimal trajectories: one cell of tab:bpd, tab:improved_ddpm and tab:ll_var.
 
-A cell is two sweeps, which give every design and every K at once; the three tables share cells where they can.
+A cell is two sweeps, which give every covariance and every K at once; the three tables share cells where they can.
 """
 
 from __future__ import annotations
@@ -13,33 +13,37 @@ import torch
 from torch import Tensor
 
 from optcov.bundle import Bundle
+from optcov.covariances import find_covariance
 from optcov.data import ImageSet
 from optcov.experiments.tables.cells import Result
 from optcov.experiments.tables.images import TableImages
 from optcov.forward import ForwardProcess
 from optcov.likelihood import CostTable, Sweep, even_on_grid, likelihood_table
+from optcov.likelihood.designs import priced
 from optcov.reverse import ReverseProcess
 from optcov.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from optcov.covariances import PerTime
 
-ROW_OF_DESIGN = {
-    "beta_tilde": "DDPM, beta-tilde",
-    "beta": "DDPM, beta",
-    "analytic": "A-DDPM",
-    "npr_isotropic": "isotropic NPR-DDPM",
-    "sn": "SN-DDPM",
-    "npr": "NPR-DDPM",
-    "range": "Improved DDPM",
-}
 LAST_VARIANCE = "paper"
+
+
+def row_of(covariance: str) -> str:
+    """The row of tab:bpd that a covariance has: its method of DDPM's forward process, or its label."""
+    kind = find_covariance(covariance)
+    return next((row.name for row in kind.rows if row.eta == 1 and not row.continuous), kind.label or covariance)
+
+
+def rows_by_covariance() -> dict[str, str]:
+    """The rows of all covariances that a sweep scores."""
+    return {name: row_of(name) for name in priced()}
 
 
 def compute_likelihood(
     bundle: Bundle, images: TableImages, settings: Mapping[str, Any], scratch: Path, batch_size: int, identity: str
 ) -> Generator[float, None, Result]:
-    """Sweep training images, if trajectories are to be chosen, then test images; score every design and K."""
+    """Sweep training images, if trajectories are to be chosen, then test images; score every covariance and K."""
     train_images, test_images = int(settings["train_images"]), int(settings["images"])
     train_share = train_images / (train_images + test_images)
     train: CostTable | None = None
@@ -108,8 +112,8 @@ def _rows(train: CostTable, test: CostTable, lengths: list[int]) -> list[Result]
     """The rows of both kinds, and how much less OT needs than ET on the same images."""
     rows = []
     for row in likelihood_table(train, test, lengths, LAST_VARIANCE):
-        record = row.to_json()
-        record["gain"] = None
+        record = {"covariance": row.design, **row.to_json(), "gain": None}
+        del record["design"]
         if row.kind == "OT":
             even = even_on_grid(test.grid, row.K)
             gain = test.difference(row.design, Trajectory(row.times), row.design, even, LAST_VARIANCE)
@@ -120,10 +124,10 @@ def _rows(train: CostTable, test: CostTable, lengths: list[int]) -> list[Result]
 
 def _even_rows(test: CostTable, lengths: list[int]) -> list[Result]:
     rows = []
-    for design in test.designs:
+    for covariance in test.designs:
         for K in lengths:
             trajectory = even_on_grid(test.grid, K)
-            score = test.score(design, trajectory, LAST_VARIANCE)
+            score = test.score(covariance, trajectory, LAST_VARIANCE)
             bits = {"mean": score.mean, "standard_error": score.standard_error, "count": score.count}
-            rows.append({"design": design, "kind": "ET", "K": K, "bits_per_dim": bits, "difference": None})
+            rows.append({"covariance": covariance, "kind": "ET", "K": K, "bits_per_dim": bits, "difference": None})
     return rows

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
-from optcov.experiments.tables.cells import Plan, Result, one
+from optcov.experiments.tables.cells import Plan, Result, result_of
 from optcov.experiments.tables.cost import cost_note, cost_ratio
-from optcov.experiments.tables.distances import distance_entry, notes
-from optcov.experiments.tables.evaluation import LEAST_STEPS, MOST_STEPS, Evaluation
+from optcov.experiments.tables.distances import distance_entry, distance_notes
+from optcov.experiments.tables.evaluation import LEAST_STEPS, Evaluation
 from optcov.experiments.tables.published import published
 from optcov.experiments.tables.result import Claim, Entry, Row, Section, TableResult
 
-SEARCHED = {  # row of tab:timesteps -> method, and the head whose time it pays
-    "DDPM": ("DDPM, beta-tilde", ""),
-    "DDIM": ("DDIM", ""),
-    "Improved DDPM": ("Improved DDPM", "range"),
-    "Analytic-DPM": ("A-DDIM", ""),
-    "NPR-DPM": ("NPR-DDIM", "npr"),
-    "SN-DPM": ("SN-DDIM", "sn"),
+SEARCHED = {  # row of tab:timesteps -> method
+    "DDPM": "DDPM, beta-tilde",
+    "DDIM": "DDIM",
+    "Improved DDPM": "Improved DDPM",
+    "Analytic-DPM": "A-DDIM",
+    "NPR-DPM": "NPR-DDIM",
+    "SN-DPM": "SN-DDIM",
 }
 BY_DDPM = ("LSUN Bedroom",)  # where the paper's methods of tab:timesteps reverse DDPM's forward process, not DDIM's
 
@@ -58,27 +58,31 @@ def timesteps_plan(evaluation: Evaluation, target: float | None = None) -> Plan[
         raise ValueError(f"a target of {target} cannot be reached; give a positive distance")
     schedule = (evaluation.discrete_schedules or evaluation.schedules)[0]
     start, limit = _search_range(evaluation, schedule)
-    cost = yield from one(evaluation.cost_cell())
+    cost = yield from result_of(evaluation.cost_cell())
     setting = evaluation.paper_setting(schedule)
     if target is None:
-        reached = yield from one(evaluation.distance_cell(schedule, _searched("A-DDIM", setting), start))
+        reached = yield from result_of(evaluation.distance_cell(schedule, _searched("A-DDIM", setting), start))
         target = distance_entry(reached).value
         assert target is not None
     paper = published("timesteps")["settings"].get(setting, {})
     rows = []
-    for name, (usual, head) in SEARCHED.items():
+    for name, usual in SEARCHED.items():
         method = _searched(usual, setting)
         theirs = _paper_text(paper.get(name))
-        if evaluation.missing(schedule, method):
+        if evaluation.obstacle(schedule, method):
             rows.append(Row(name, (Entry(text="-", paper_text=theirs),)))
             continue
         found = yield from _search(evaluation, schedule, method, target)
-        rows.append(Row(name, (_steps_entry(found, cost_ratio(cost, head), limit, theirs),)))
+        rows.append(Row(name, (_steps_entry(found, cost_ratio(cost, method), limit, theirs),)))
     name = evaluation.extractor.distance
     section = Section(schedule, (f"steps to {name} {target:.2f}",), tuple(rows), setting if paper else None).with_best()
     claims = _fewer_steps(section)
     title = f"Least number of steps to reach {name} {target:.2f}, {evaluation.bundle.name}"
-    noted = (*notes(evaluation), "cost of a step × steps (distance reached); a monotone search.", cost_note(cost))
+    noted = (
+        *distance_notes(evaluation),
+        "cost of a step × steps (distance reached); a monotone search.",
+        cost_note(cost),
+    )
     return TableResult("timesteps", title, "steps", (section,), noted, claims)
 
 
@@ -93,7 +97,7 @@ def _search(evaluation: Evaluation, schedule: str, method: str, target: float) -
     try:
         K = next(search)
         while True:
-            results[K] = yield from one(evaluation.distance_cell(schedule, method, K))
+            results[K] = yield from result_of(evaluation.distance_cell(schedule, method, K))
             value = distance_entry(results[K]).value
             assert value is not None
             K = search.send(value <= target)
@@ -103,7 +107,7 @@ def _search(evaluation: Evaluation, schedule: str, method: str, target: float) -
 
 def _search_range(evaluation: Evaluation, schedule: str) -> tuple[int, int]:
     """Where the search starts, and the most steps it tries: those of the size, or all that the schedule has."""
-    limit = min(evaluation.size.search_limit, evaluation.on(schedule).schedule.steps or MOST_STEPS)
+    limit = min(evaluation.size.search_limit, evaluation.bundle_on(schedule).schedule.grid_size)
     return min(evaluation.size.target_steps, limit), limit
 
 

@@ -23,6 +23,7 @@ class Head(nn.Module, ABC):
     kind: str
     unit: str = "noise"  # of what it estimates, see optcov.prediction
     needs_time: bool = False
+    needs_prediction: bool = False  # whether it asks for what the network predicts, in its unit
     config: dict[str, Any]  # with "kind", rebuilds the head by `build_head`
 
     def __init__(self, transform: str):
@@ -51,20 +52,20 @@ class Head(nn.Module, ABC):
         features: Tensor,
         time_embedding: Tensor | None = None,
         log_snr: Tensor | None = None,
-        noise: Tensor | None = None,
+        predicted: Tensor | None = None,
         activation: Activation | None = None,
     ) -> Tensor:
-        """Estimate per pixel, (B, out_channels, *D); log_snr (B,) and noise (B, *D) serve the heads that ask."""
+        """Estimate per pixel, (B, out_channels, *D); log_snr (B,) and predicted (B, *D) serve the heads that ask."""
         raw = self.mix(self.last(self.inputs(features, time_embedding, activation)), log_snr)
         if self.transform == "linear":
             return raw
-        return (self.log_base(log_snr, noise) + self.squash(raw)).clamp(*LOG_BOUNDS).exp()
+        return (self.log_base(log_snr, predicted) + self.squash(raw)).clamp(*LOG_BOUNDS).exp()
 
     def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
         """The last layer's values to one per pixel and channel."""
         return values
 
-    def log_base(self, log_snr: Tensor | None, noise: Tensor | None) -> Tensor | float:
+    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None) -> Tensor | float:
         """What an exponential output is relative to, as a logarithm, broadcastable to (B, out_channels, *D)."""
         return 0.0
 

@@ -57,7 +57,7 @@ class TimedHead(ConvolutionalHead):
             "knots": list(knots),
             "scale_knots": scale_knots,
         }
-        self.base, self.log_ceiling = base, math.log(ceiling)
+        self.base, self.log_ceiling, self.needs_prediction = base, math.log(ceiling), base == "noise"
         self.knots = tuple(float(knot) for knot in knots)
         self.parts = len(knots)
         self.norm = group_norm(groups, in_channels, eps)
@@ -79,14 +79,14 @@ class TimedHead(ConvolutionalHead):
         """Weights of the knots, (B, parts), that sum to one."""
         return _hats(-log_snr, torch.tensor(self.knots, dtype=log_snr.dtype, device=log_snr.device))
 
-    def log_base(self, log_snr: Tensor | None, noise: Tensor | None) -> Tensor | float:
+    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None) -> Tensor | float:
         """Logarithm of gain times base."""
         hats = _hats(-_required(log_snr, "log_snr").to(self.log_scale), self.scale_levels)
         log_scale, log_gain = hats @ self.log_scale, hats @ self.log_gain
         if self.base == "scale":
             return (log_scale + log_gain)[:, None, None, None]
         scale = log_scale.exp()[:, None, None, None]
-        return (_required(noise, "noise").square() + scale).log() + log_gain[:, None, None, None]
+        return (_required(predicted, "the prediction").square() + scale).log() + log_gain[:, None, None, None]
 
     def squash(self, raw: Tensor) -> Tensor:
         """Bounded above by the ceiling."""

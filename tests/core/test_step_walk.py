@@ -1,0 +1,62 @@
+"""One step is short to follow, and docs/architecture.md describes the walk and the layers that there are."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def counter():
+    return runpy.run_path(str(ROOT / "benchmarks" / "step_calls.py"))
+
+
+def section(title: str) -> str:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return page.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+@pytest.mark.parametrize("covariance", ["npr", "sn"])
+def test_a_step_with_a_plain_function_is_short(counter, covariance):
+    walk = counter["plain_step"](covariance)
+    assert len(walk.calls) <= 20, walk.calls
+    assert len(walk.files) <= 6
+    assert walk.changes <= 9
+
+
+def test_a_step_with_the_embedded_network_is_short(counter):
+    walk = counter["embedded_step"]()
+    assert len(walk.calls) <= 60, walk.calls
+
+
+def test_the_documented_walk_is_the_one_that_runs(counter):
+    told = re.findall(r"^    (\S+\.py) +(\S+)", section("The walk of one step"), re.MULTILINE)
+    ran = counter["plain_step"]("npr").calls
+    assert [(file, name.rpartition(".")[2]) for file, name in told] == [
+        (file, name.rpartition(".")[2]) for file, name in ran
+    ]
+    if any("." in name for _, name in ran):  # since Python 3.11
+        assert told == ran
+
+
+def test_the_five_lines_are_those_of_the_module():
+    lines = re.findall(r"^    (prediction|posterior|anchor|step|x_s) +=", section("The walk of one step"), re.MULTILINE)
+    assert lines == ["prediction", "posterior", "anchor", "step", "x_s"]
+    module = (ROOT / "src" / "optcov" / "reverse.py").read_text(encoding="utf-8")
+    assert re.findall(r"^(prediction|posterior|anchor|step) +=", module, re.MULTILINE) == lines[:4]
+
+
+def test_the_documented_layers_are_those_that_are_enforced():
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("layers = [\n", 1)[1].split("]", 1)[0]
+    enforced = [set(line.split(" | ")) for line in re.findall(r'"(.+)"', contract)]
+    rows = re.findall(r"^\| (`.+?`) \| ", section("Layers"), re.MULTILINE)
+    documented = [set(re.findall(r"`(\w+)`", row)) for row in rows]
+    assert documented == enforced
+    package = ROOT / "src" / "optcov"
+    there = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__", "__main__"} == set().union(*enforced)

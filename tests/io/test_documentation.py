@@ -1,0 +1,154 @@
+"""Every command and every piece of Python in README and docs runs as printed.
+
+Pages are followed from top to bottom, each in a directory of its own. What is slow runs in the long suite; what
+cannot run here is in NOT_RUN of documentation_pages.py, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from diffusers import DDPMPipeline, DDPMScheduler
+
+from documentation_pages import NOT_RUN, PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read, reason
+from optcov import Schedule
+from optcov.integrations.diffusers import attach
+from optcov.methods import DEFAULT_METHOD
+from small_bundles import small_bundle, small_unet
+
+# page -> how a command begins -> why it runs in the long suite only; "*" for the whole page
+LONG: dict[str, dict[str, str]] = {
+    "README.md": {"optcov fit": "as many images and times as by default", "optcov bpd": "two sweeps with every design"},
+    "docs/benchmarks.md": {"*": "benchmarks take minutes"},
+    "docs/likelihood.md": {"*": "sweeps all 1,000 times again and again"},
+    "docs/tutorials/2-likelihood.md": {"*": "two sweeps with every design, on the embedded model"},
+    "docs/tutorials/3-mixture-of-gaussians.md": {"optcov demo": "1,000 points by every method; README draws 500"},
+    "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
+    "docs/tables.md": {"*": "a quick table takes minutes"},
+}
+
+COMMAND = re.compile(r"^ {4}(?:optcov|make|python|accelerate|pip) ", re.MULTILINE)
+INDENTED = {  # pages whose commands are not in blocks, and why they are not run by this file
+    "docs/model-zoo.md": "test_checkpoints_zoo.py holds them to the networks they name",
+    "docs/results.md": "they made the numbers of the page, in hours",
+}
+
+
+def quick(page: str) -> list[Piece]:
+    return [p for p in pieces(page) if not reason(NOT_RUN, p) and not reason(LONG, p)]
+
+
+def follow(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[Piece]) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    prepare(page, directory)
+    reader = Reader()
+    for piece in wanted:
+        reader.follow(piece)
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if quick(page)])
+def test_a_page_runs_as_printed(page, tmp_path, monkeypatch, capsys):
+    follow(page, tmp_path, monkeypatch, quick(page))
+    assert "Traceback" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [page for page in pages() if page in LONG])
+def test_a_page_runs_with_its_long_commands(page, tmp_path, monkeypatch):
+    follow(page, tmp_path, monkeypatch, [p for p in pieces(page) if not reason(NOT_RUN, p)])
+
+
+@pytest.mark.parametrize(("table", "page"), [(t, page) for t in (NOT_RUN, LONG) for page in t])
+def test_what_is_not_run_is_there_and_has_a_reason(table, page):
+    assert page in pages()
+    for start, why in table[page].items():
+        assert len(why) >= 10
+        assert start == "*" or any(reason({page: {start: why}}, piece) for piece in pieces(page)), start
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_are_in_blocks_that_are_run(page):
+    if page not in INDENTED:
+        assert not COMMAND.findall(read(page)), "put commands into a ```bash block, where this file finds them"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_and_pictures_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+    for name in PICTURE.findall(text):
+        assert (ROOT / "docs" / "images" / name).stat().st_size < 400_000
+
+
+def test_tests_named_in_the_pages_are_there():
+    named = {name for page in pages() for name in re.findall(r"tests/[\w/]+\.\w+", read(page))}
+    assert len(named) >= 8
+    assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize(("table", "paper"), [("images", "fid"), ("bits", "bpd")])
+def test_the_readme_quotes_the_paper_as_it_is(table, paper):
+    setting = json.loads((ROOT / f"src/optcov/experiments/tables/paper/{paper}.json").read_text())["settings"][
+        "CIFAR10 (LS)"
+    ]
+    found = _cells(_between(read("README.md"), f"measured: {table}"))
+    for method, values in setting["rows"].get("ET", setting["rows"]).items():
+        assert found[method][2:4] == [f"{values[setting['steps'].index(K)]:.2f}" for K in (10, 25)], method
+
+
+@pytest.mark.parametrize(("table", "prefix"), [("images", ""), ("bits", "ET ")])
+def test_the_readme_quotes_our_results_as_they_are(table, prefix):
+    results = _cells(read("docs/results.md"))
+    for method, shown in _cells(_between(read("README.md"), f"measured: {table}")).items():
+        if method != "method":
+            quoted = [cell for cell in shown[:2] if cell]
+            measured = results[prefix + method.removesuffix(" (of diffusers)")]
+            assert quoted == [_rounded(cell) for cell in measured[: len(quoted)]], method
+
+
+def test_the_default_method_is_the_one_that_readme_and_docs_begin_with():
+    for page in ("README.md", "docs/diffusers.md", "docs/tutorials/1-your-diffusers-model.md"):
+        first = next(p.text for p in pieces(page) if "method" in p.text)
+        assert DEFAULT_METHOD in first, page
+        attached = next(p.text for p in pieces(page) if "attach(pipeline" in p.text)
+        assert f'method="{DEFAULT_METHOD}"' in attached, page
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/diffusers.md"])
+def test_loading_an_attached_pipeline_is_shown_with_the_import_that_it_needs(page):
+    loading = [p.text for p in pieces(page) if 'DDPMPipeline.from_pretrained("my-pipeline-with-npr")' in p.text]
+    assert loading
+    assert all("import optcov.integrations.diffusers\n" in text for text in loading)
+
+
+@pytest.mark.long
+def test_an_attached_pipeline_loads_in_a_process_that_has_imported_nothing_else(tmp_path):
+    pipeline = DDPMPipeline(small_unet(), DDPMScheduler(50))
+    attach(pipeline, small_bundle(Schedule.linear(50))).save_pretrained(tmp_path / "my-pipeline-with-npr")
+    (shown,) = [p.text for p in pieces("README.md") if "my-pipeline-with-npr" in p.text and "attach(" not in p.text]
+    subprocess.run([sys.executable, "-c", shown], cwd=tmp_path, check=True)
+
+
+def _between(text: str, name: str) -> str:
+    return text.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+
+
+def _cells(text: str) -> dict[str, list[str]]:
+    """Rows of the tables in a text by their first cell, the first row of a name."""
+    lines = [line for line in text.splitlines() if re.match(r"\| *[^- ]", line)]
+    rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0]: row[1:] for row in reversed(rows)}
+
+
+def _rounded(cell: str) -> str:
+    """As the README shows it: 4.08 ± 0.02 for 4.077 ± 0.021** (5.400)."""
+    value, error = re.findall(r"\d+\.\d+", cell)[:2]
+    return f"{float(value):.2f} ± {float(error):.2f}"

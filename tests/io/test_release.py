@@ -1,0 +1,76 @@
+"""What is released: one version everywhere, types, a citation, and a wheel that works alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import optcov
+
+ROOT = Path(__file__).parents[2]
+LARGEST_WHEEL = 12_000_000  # bytes, with the embedded model
+
+
+def test_there_is_one_version():
+    assert f'\nversion = "{optcov.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == optcov.__version__
+    assert re.search(rf"^## {re.escape(optcov.__version__)} ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_citation_names_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["authors"] == [{"name": "The optcov developers"}]
+    paper = citation["preferred-citation"]
+    assert paper["title"].startswith("Estimating the Optimal Covariance with Imperfect Mean")
+    assert [author["family-names"] for author in paper["authors"]] == ["Bao", "Li", "Sun", "Zhu", "Zhang"]
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (Path(optcov.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_short(path):
+    assert len(path.read_text().splitlines()) < 60
+
+
+def test_what_checks_and_documentation_need_is_pinned():
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    project = (ROOT / "pyproject.toml").read_text()
+    for extra in ("dev", "docs"):
+        (needed,) = re.findall(rf"^{extra} = \[(.*?)\]$", project, re.DOTALL | re.MULTILINE)
+        for requirement in re.findall(r'"([\w-]+)', needed):
+            assert requirement in pinned
+
+
+@pytest.mark.long
+def test_the_wheel_is_small_and_runs_the_demo_alone(tmp_path):
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < LARGEST_WHEEL
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("py.typed", "models/fashion/config.json", "models/fashion-images/test.npz", "tables/paper/fid.json"):
+        assert f"optcov/{needed}" in names
+    assert not [name for name in names if name.startswith(("tests/", "docs/", "examples/"))]
+    place = tmp_path / "installed"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    alone = {**os.environ, "PYTHONPATH": str(place)}
+    where = [sys.executable, "-c", "import optcov; print(optcov.__file__)"]
+    assert (
+        str(place) in subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path, env=alone).stdout
+    )
+    demo = [sys.executable, "-m", "optcov", "demo", "--images", "8"]
+    shown = subprocess.run(demo, check=True, capture_output=True, text=True, cwd=tmp_path, env=alone)
+    assert "wrote out/demo.png" in shown.stdout
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,109 @@
+"""The embedded Fashion-MNIST model: the paper's ordering of bits/dim, and calibration, on its held-out images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from close_outputs import assert_close_outputs
+from optcov import bundle
+from optcov.fitting import calibrate
+from optcov.likelihood import cost_table
+
+
+@pytest.fixture(scope="module")
+def fashion():
+    return bundle.load("fashion")
+
+
+@pytest.fixture(scope="module")
+def images():
+    return bundle.test_images("fashion")
+
+
+def assert_the_papers_ordering(model, images, K):
+    """bits/dim of NPR-DDPM < A-DDPM < DDPM with variance beta: paired differences of 3 standard errors or more."""
+    trajectory = model.trajectory(K, "even")
+    table = cost_table(
+        model.reverse_process("NPR-DDPM"),
+        images,
+        ["npr", "analytic", "beta"],
+        times=trajectory.times,
+        mean_square_noise=model.per_time("mean_square_noise"),
+        groups=len(images),
+    )
+    for better, worse in [("npr", "analytic"), ("analytic", "beta")]:
+        difference = table.difference(worse, trajectory, better)
+        assert difference.mean >= 3 * difference.standard_error, f"{worse} - {better} at K = {K}: {difference}"
+
+
+def test_what_is_embedded_is_whole_and_small(fashion):
+    models = bundle.find_bundle("fashion").parent
+    assert sum(path.stat().st_size for path in models.rglob("*") if path.is_file()) < 8e6
+    assert fashion.image_shape == (1, 28, 28)
+    assert sorted(fashion.heads) == ["npr", "range", "sn"]
+    assert {"mean_square_noise_error", "mean_square_residual_error"} <= set(fashion.numbers.tensors())
+    assert {entry.method for entry in fashion.trajectories} >= {"NPR-DDPM"}
+    for section in ("stage1", "heads", "calibration"):
+        assert section in fashion.provenance
+    for schedule in ("linear", "cosine"):  # usable as LS and CS; the last times of CS are beyond what it knows
+        moved = fashion.with_schedule(schedule)
+        with torch.no_grad():
+            step = moved.reverse_process("SN-DDPM").step(torch.zeros(1, 1, 28, 28), 900, 800)
+        assert bool(step.variance.isfinite().all())
+
+
+def some_outputs(model):
+    """Noise and heads at three times, of an image that needs no random numbers; every 97th pixel."""
+    i, j = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
+    x_t = torch.sin(0.3 * i + 0.2 * j).expand(3, 1, 28, 28)
+    with torch.no_grad():
+        prediction = model.network(x_t, torch.tensor([0.05, 0.4, 0.95], dtype=torch.float64))
+    return {name: out.flatten(1)[:, ::97] for name, out in {"noise": prediction.noise, **prediction.heads}.items()}
+
+
+def test_its_outputs_are_those_recorded_on_another_machine_but_for_rounding(fashion):
+    """Recorded as `some_outputs` on a CPU with AVX-512; other instructions differed by 2e-6 of the largest."""
+    recorded = json.loads((Path(__file__).parents[1] / "golden" / "embedded_outputs.json").read_text())
+    assert recorded["backbone"] == fashion.backbone, "another model is embedded: record its outputs"
+    found = some_outputs(fashion)
+    assert found.keys() == recorded["outputs"].keys()
+    for name, values in recorded["outputs"].items():
+        assert_close_outputs(found[name], torch.tensor(values))
+
+
+@pytest.mark.parametrize("K", [10, 25])
+def test_npr_needs_fewer_bits_than_analytic_and_analytic_fewer_than_beta(fashion, images, K):
+    assert_the_papers_ordering(fashion, images[:12], K)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("K", [10, 25, 50, 100])
+def test_the_ordering_of_bits_holds_on_all_held_out_images(fashion, images, K):
+    assert_the_papers_ordering(fashion, images, K)
+
+
+def test_npr_is_calibrated_in_every_decile_of_t(fashion):
+    """As measured by `optcov fit` on test images when the model was made."""
+    ratios = fashion.provenance["calibration"]["npr"]["ratio"]
+    assert len(ratios) == 10
+    assert all(0.9 <= ratio <= 1.1 for ratio in ratios)
+
+
+@pytest.mark.long
+def test_npr_is_calibrated_in_every_decile_of_t_on_other_images_and_noise(fashion, images):
+    class Held:
+        shape = tuple(images.shape[1:])
+
+        def __len__(self):
+            return len(images)
+
+        def unit(self, index):
+            return images[torch.as_tensor(index)]
+
+    found = calibrate(fashion.network, Held(), "npr", samples=8192, seed=7)
+    assert bool(((found.ratio >= 0.9) & (found.ratio <= 1.1)).all()), found
+    assert float(found.error.max()) < 0.03
