@@ -46,6 +46,9 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
 def check_replaceable(target: Path, known: frozenset[str]) -> None:
     """Raise a BundleError if a directory cannot take the target's name without the loss of something else."""
     if not os.path.lexists(target):
+        parent = next(path for path in target.absolute().parents if os.path.lexists(path))
+        if not parent.is_dir():
+            raise BundleError(f"{target} cannot be a directory: {parent} is a file; choose another name")
         return
     if target.is_symlink() or not target.is_dir():
         raise BundleError(f"{target} exists and is no directory; choose another name")
