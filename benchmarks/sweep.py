@@ -18,7 +18,7 @@ import torch
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule
 from optcov.likelihood.accumulate import Sums
 from optcov.likelihood.costs import TimeGrid
-from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.terms import observe, seeded_noise, transition_cost
 
 T = 1000
@@ -68,7 +68,9 @@ def measure(repeats: int, loop_steps: int, channels_last: bool) -> None:
     schedule = Schedule.linear(T)
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
     grid = TimeGrid(process.forward, range(1, T + 1))
-    sums = Sums(process, grid, DesignSet(["npr"], process.forward, {}), ["paper"], "exact", 8, images[0].numel())
+    sums = Sums(
+        process, grid, PricedCovariances(["npr"], process.forward, {}), ["paper"], "exact", 8, images[0].numel()
+    )
     group = torch.arange(BATCH) % 8
 
     def sweep() -> None:

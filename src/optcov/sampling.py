@@ -114,7 +114,7 @@ def sample(
             else:
                 x_s = step.sample(drawn(number) if noise is None else _check_noise(noise(t, s), x))
             # both: a clipped x0_hat hides an infinite prediction, and finite ones can overflow
-            watch.mark(prediction.bad_samples() | not_finite(x_s), t)
+            watch.note_bad(prediction.bad_samples() | not_finite(x_s), t)
             if callback is not None:
                 callback(Step(t, s, x, step, x_s))
             x = x_s

@@ -27,7 +27,7 @@ from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import mixed_precision
-from optcov.fitting.measure import gather, interpolation_error, measure, time_grid
+from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.sources import Model, open_model
 from optcov.fitting.stage2 import fit_closed_form, train_heads
@@ -232,7 +232,7 @@ class FitPlan:
         settings, native = self.settings, bundle.network.native_schedule
         options = (settings.measure_images, settings.batch_size, settings.seed, work)
         records = measure(bundle.network, self.train, self.grid, *options)
-        numbers = gather(track(records, len(self.grid), "numbers per time", "times", show=progress))
+        numbers = numbers_per_time(track(records, len(self.grid), "numbers per time", "times", show=progress))
         names = ("mean_square_noise", "mean_square_residual")
         self.interpolation_errors = {name: interpolation_error(numbers, native, name) for name in names}
         return bundle.with_numbers(numbers)

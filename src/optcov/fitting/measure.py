@@ -146,7 +146,7 @@ def chosen_images(source: Source, count: int, seed: int) -> Tensor:
     return torch.randperm(len(source), generator=step_generator(seed, "measure", 0))[:count]
 
 
-def gather(records: Iterable[TimeRecord]) -> NumbersPerTime:
+def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:
     """Records to what a bundle stores."""
     ordered = sorted(records, key=lambda record: record.time)
 

@@ -73,9 +73,9 @@ def elbo(
 
     condition: what else the network takes by name, each a tensor with one entry per image.
 
-    last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2), "own" the design's own, at least that
-    of rounding to 8 bits; "reference_table" reproduces the authors' tables of costs. cdf: "exact", or "tanh" as the
-    authors approximate it. A process without data_range is scored by a plain Gaussian density at the last step.
+    last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2), "own" the covariance's own, at least
+    that of rounding to 8 bits; "reference_table" reproduces the authors' tables of costs. cdf: "exact", or "tanh" as
+    the authors approximate it. A process without data_range is scored by a plain Gaussian density at the last step.
 
     >>> from optcov import ForwardProcess, Schedule, oracle
     >>> schedule = Schedule.linear()

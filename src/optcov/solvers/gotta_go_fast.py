@@ -84,7 +84,7 @@ def gotta_go_fast(
         x = sde.denoised(x, end_time)
         evaluations += 1
     watch = FiniteWatch(x)
-    watch.look(x, end_time)
+    watch.note(x, end_time)
     watch.require_finite()
     return SolverResult(x, evaluations)
 

@@ -39,10 +39,10 @@ def probability_flow(
     watch, x = FiniteWatch(start), start
     for t, _, h in grid.moves():
         x = x + h * flow.ode_slope(x, t)
-        watch.look(x, t)
+        watch.note(x, t)
     if grid.posterior_mean_last:
         x = flow.denoised(x, end_time)
-        watch.look(x, end_time)
+        watch.note(x, end_time)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), steps))
 
@@ -95,6 +95,6 @@ def probability_flow_adaptive(
         x = flow.denoised(x, end_time)
         evaluations += 1
     watch = FiniteWatch(x)
-    watch.look(x, end_time)
+    watch.note(x, end_time)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), evaluations))

@@ -81,7 +81,7 @@ def peer(
     for t in scheduler.timesteps.tolist():
         prediction = network(x, t + 1, **condition)
         x = scheduler.step(prediction.noise.to(x.dtype), t, x, **noise).prev_sample
-        watch.look(x, t + 1)
+        watch.note(x, t + 1)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), len(scheduler.timesteps)))
 

@@ -56,10 +56,10 @@ def euler_maruyama(
         x = x + h * sde.sde_slope(x, t)
         if not (denoise and number == steps):
             x = x + sde.diffusion(t) * h**0.5 * source.draw(number, t, s)
-        watch.look(x, t)
+        watch.note(x, t)
     if grid.posterior_mean_last:
         x = sde.denoised(x, end_time)
-        watch.look(x, end_time)
+        watch.note(x, end_time)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), steps))
 
@@ -88,6 +88,6 @@ def ancestral_sampling(
     for number, (t, s) in enumerate(Trajectory.even(schedule, steps).descending(), start=1):
         step = process.step_from(process.predict(x, t, **condition), s)
         x = step.sample(source.draw(number, t, s)) if s > 0 else step.mean
-        watch.look(x, t)
+        watch.note(x, t)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), steps))

@@ -17,7 +17,7 @@ from optcov.fitting.objectives import observe as observe_training
 from optcov.forward import ForwardProcess
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import TimeGrid
-from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.terms import observe, seeded_noise, transition_cost
 from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead
 from optcov.networks.unet import build_unet
@@ -135,7 +135,7 @@ def sweep(size: BenchSize) -> Contest:
     schedule = Schedule.linear(N)
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
     grid = TimeGrid(process.forward, range(1, N + 1))
-    sums = Sums(process, grid, DesignSet(["npr"], process.forward, {}), ["paper"], "exact", 8, x_0[0].numel())
+    sums = Sums(process, grid, PricedCovariances(["npr"], process.forward, {}), ["paper"], "exact", 8, x_0[0].numel())
     group = torch.arange(size.batch) % 8
     seen = observe(process, x_0, N, noise)
 
