@@ -1,8 +1,8 @@
 """The sweep: one network evaluation per image and time prices every step of every covariance.
 
 While images stream through a time t, each covariance leaves sums (see `cells`); when the last image of that time is
-done, they become a profile of costs of a fixed size. Memory does not grow with the number of images. Everything kept is a sum
-over images, so that processes that each take a share of the images merge by addition.
+done, they become a profile of costs of a fixed size. Memory does not grow with the number of images. Everything kept
+is a sum over images, so that processes that each take a share of the images merge by addition.
 """
 
 from __future__ import annotations
