@@ -303,7 +303,7 @@ def test_bad_requests_are_named():
         (lambda: sample(process, trajectory, (2, 3), noise_cap=0.0), "noise_cap = 0.0 must be a positive"),
         (lambda: sample(process, trajectory, (2, 3), noise_cap=1e200), "at most 255"),  # its square has no number
         (lambda: sample(process, trajectory, (2, 3), dtype=torch.long), "dtype = torch.int64 has no normal noise"),
-        (lambda: sample(process, trajectory, (2, 3), indices=[1]), "1 indices for a batch of 2"),
+        (lambda: sample(process, trajectory, (2, 3), indices=[1]), "1 image numbers for a batch of 2"),
         (lambda: sample(process, Trajectory([5, 2000]), (2, 3)), "time 2000 is outside"),
         (
             lambda: sample(process, trajectory, (2, 3), noise=lambda t, s: torch.zeros(1)),

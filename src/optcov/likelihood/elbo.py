@@ -27,6 +27,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
     transition_cost,
 )
+from optcov.noise import image_numbers
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
@@ -92,9 +93,7 @@ def elbo(
     check_images(x_0, process.data_range)
     condition = check_condition(condition, len(x_0))
     if noise is None:
-        numbers = range(len(x_0)) if images is None else images
-        if len(numbers) != len(x_0):
-            raise ValueError(f"there are {len(numbers)} image numbers for a batch of {len(x_0)}; pass one per image")
+        numbers = image_numbers(images, len(x_0))
         noise = seeded_noise(process.forward.schedule, seed, numbers, x_0.shape[1:], x_0.dtype)
     transitions: list[Tensor] = []
     for t, s in trajectory.descending():

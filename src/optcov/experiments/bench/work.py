@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optcov.experiments.timing import Work
 from optcov.fitting import Batch, HeadObjective, new_heads
 from optcov.fitting.closed_form import Rows, apply, log_estimate, transposed_product
 from optcov.fitting.objectives import observe as observe_training
@@ -25,7 +26,6 @@ from optcov.prediction import NoisePrediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import sample
 from optcov.schedule import Schedule
-from optcov.timing import Work
 from optcov.trajectory import Trajectory
 
 LOOP_STEPS = 10  # of the loop over s that are timed and scaled up
