@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule
-from optcov.likelihood.accumulate import Sums
+from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import TimeGrid
 from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.terms import observe, seeded_noise, transition_cost
@@ -79,14 +79,14 @@ def measure(repeats: int, loop_steps: int, channels_last: bool) -> None:
 
     def per_time() -> None:
         sums.finish(T - 1, column)
-        sums.column(T - 1)
+        TimeColumn(sums, T - 1)
 
     def loop() -> None:
         seen = observe(process, images, T, x_t)
         for s in torch.linspace(1, T - 1, loop_steps).long().tolist():
             transition_cost(process, seen, s)
 
-    column = sums.column(T - 1)
+    column = TimeColumn(sums, T - 1)
     rounds = [
         (timed(lambda: unet(x_t, times)), timed(sweep), timed(per_time), timed(loop) * (T - 1) / loop_steps)
         for _ in range(repeats + 1)

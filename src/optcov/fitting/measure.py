@@ -23,6 +23,7 @@ from optcov.fitting.batches import Source, step_generator
 from optcov.fitting.config import TrainingError
 from optcov.fitting.journal import Journal
 from optcov.forward import ForwardProcess
+from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
@@ -129,7 +130,7 @@ def _measure_at(
         x_t = process.diffuse(x_0, t, noise)
         condition = {name: value.to(x_0.device) for name, value in condition_of(source, index).items()}
         predicted = network.prediction_from(network.features(x_t, t, **condition), x_t, t).noise
-        per_image = torch.stack([_mean_square(predicted), _mean_square(noise - predicted)])
+        per_image = torch.stack([mean_square(predicted), mean_square(noise - predicted)])
         sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
     total = accelerator.reduce(sums, "sum").cpu() / len(chosen)
     mean, spread = total[:2], (total[2:] - total[:2].square()).clamp(min=0.0)
@@ -195,7 +196,3 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
             columns[name].append(float(values.mean()))
             columns[f"{name}_error"].append(float(values.std() / count**0.5) if count > 1 else float(values.mean()))
     return NumbersPerTime(**{name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()})
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    return x.double().square().flatten(1).mean(1)

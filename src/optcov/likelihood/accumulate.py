@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from optcov.covariances import Bounds, Covariance
-from optcov.gaussian import CovarianceShape, Gaussian, Isotropic
+from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, mean_square
 from optcov.likelihood.cells import Cells, Deposit, RangeCells, VarianceCells
 from optcov.likelihood.costs import CostTable, TimeGrid
 from optcov.likelihood.priced import PricedCovariances
@@ -62,10 +62,6 @@ class Sums:
         fixed = [f"last/{name}" for name in self.last_variances if name != "own"]
         known = [*self.covariances.per_pixel, *self.covariances.given_isotropic] if "own" in self.last_variances else []
         return fixed + [f"last/own/{name}" for name in known]
-
-    def column(self, i: int) -> TimeColumn:
-        """An empty column for the i-th time."""
-        return TimeColumn(self, i)
 
     def add_images(self, prior: Tensor, group: Tensor) -> None:
         """Count images (B,) with their prior terms."""
@@ -130,8 +126,8 @@ class TimeColumn:
         mean = process.bounds.clip(seen.prediction.clean)
         errors = self._errors(seen, mean)
         self._add("errors", torch.stack([error.flatten(1).sum(1) for error in errors]), group)
-        self._add("noise_square", _mean_square(seen.prediction.noise), group)
-        self._add("residual_square", _mean_square(noise - seen.prediction.noise), group)
+        self._add("noise_square", mean_square(seen.prediction.noise), group)
+        self._add("residual_square", mean_square(noise - seen.prediction.noise), group)
         for name in self._sums.last_variances:
             if name != "own":
                 variance = Isotropic(fixed_last_variance(process.forward, seen.t, name))
@@ -199,8 +195,3 @@ class TimeColumn:
         if name not in self.by_group:
             self.by_group[name] = values.new_zeros(*values.shape[:-1], self._sums.groups)
         self.by_group[name].index_add_(-1, group, values)
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    """Mean of squares per image, (B,)."""
-    return x.flatten(1).square().mean(1)

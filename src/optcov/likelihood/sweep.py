@@ -132,20 +132,15 @@ class Sweep:
         for i in range(first, len(self.grid)):
             column: TimeColumn | None = None
             for number, index in enumerate(self._batches(), start=1):
-                column = self._visit(i, index, column)
+                sums, column = self._visit(i, index, column)
+                if number == per_time:
+                    sums.finish(i, column)
+                    due = time.monotonic() - saved > self.save_every or i + 1 == len(self.grid)
+                    if self.state is not None and due:
+                        self._save(self.state, sums)
+                        saved = time.monotonic()
                 seconds = time.monotonic() - began
-                done = i * per_time + number
-                if number < per_time:
-                    yield SweepProgress(done, len(self), self.grid.times[i], seconds, first * per_time)
-            assert column is not None
-            assert self._sums is not None
-            self._sums.finish(i, column)
-            if self.state is not None and (time.monotonic() - saved > self.save_every or i + 1 == len(self.grid)):
-                self._save(self.state, self._sums)
-                saved = time.monotonic()
-            yield SweepProgress(
-                (i + 1) * per_time, len(self), self.grid.times[i], time.monotonic() - began, first * per_time
-            )
+                yield SweepProgress(i * per_time + number, len(self), self.grid.times[i], seconds, first * per_time)
 
     @property
     def table(self) -> CostTable:
@@ -154,7 +149,7 @@ class Sweep:
             raise ValueError("the sweep is not finished; iterate over it to its end first")
         return self._sums.table()
 
-    def _visit(self, i: int, index: Tensor, column: TimeColumn | None) -> TimeColumn:
+    def _visit(self, i: int, index: Tensor, column: TimeColumn | None) -> tuple[Sums, TimeColumn]:
         t = self.grid.times[i]
         x_0 = self._load(index)
         if self.noise is None:
@@ -166,13 +161,12 @@ class Sweep:
         seen = observe(self.process, x_0, t, noise, condition)
         if self._sums is None:
             self._sums = self._allocate(x_0[0].numel(), list(seen.prediction.heads))
-        if column is None:
-            column = self._sums.column(i)
+        column = column or TimeColumn(self._sums, i)
         group = (index % self.groups).to(x_0.device)
         if i == 0:
             self._sums.add_images(prior_cost(self.process.forward, x_0), group)
         column.add(seen, noise.to(seen.x_0), group)
-        return column
+        return self._sums, column
 
     def _allocate(self, dimensions: int, heads: Sequence[str], names: Sequence[str] | None = None) -> Sums:
         wanted = self._wanted or names or default_covariances(heads, self.process.forward)

@@ -142,7 +142,7 @@ def sweep(size: BenchSize) -> Contest:
     @torch.no_grad()
     def ours() -> None:
         eps = seeded_noise(schedule, 0, range(size.batch), shape[1:], torch.float32)(N)
-        column: TimeColumn = sums.column(N - 1)
+        column: TimeColumn = TimeColumn(sums, N - 1)
         column.add(observe(process, x_0, N, eps), eps.double(), group)
         sums.finish(N - 1, column)
 
