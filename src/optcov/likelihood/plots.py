@@ -20,12 +20,7 @@ def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
         values = [row.bits_per_dim.mean for row in line]
         deviations = [row.bits_per_dim.standard_error or 0.0 for row in line]
         axes.errorbar(
-            [row.K for row in line],
-            values,
-            deviations,
-            fmt=f"o{STYLE[kind]}",
-            markersize=3,
-            color=colours[covariance],
+            [row.K for row in line], values, deviations, fmt=f"o{STYLE[kind]}", markersize=3, color=colours[covariance]
         )
     axes.set_xscale("log")
     lengths = sorted({row.K for row in rows})

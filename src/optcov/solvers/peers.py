@@ -99,11 +99,7 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
         )
     row = PEERS[name]
     _check_steps(name, row, schedule.grid_size, steps)
-    options = {
-        **row.options,
-        "num_train_timesteps": schedule.grid_size,
-        "trained_betas": schedule.betas.tolist(),
-    }
+    options = {**row.options, "num_train_timesteps": schedule.grid_size, "trained_betas": schedule.betas.tolist()}
     if row.clips:
         options.update(clip_options(data_range))
     scheduler = getattr(diffusers, row.scheduler)(**options)
