@@ -31,18 +31,13 @@ def image_generator(seed: int, image: int, stream: int) -> torch.Generator:
     return torch.Generator().manual_seed(image_seed(seed, image, stream))
 
 
-def image_noise(seed: int, image: int, stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Noise of one image: shape is that of the image."""
-    return torch.randn(tuple(shape), generator=image_generator(seed, image, stream), dtype=dtype)
-
-
 def batch_noise(
     seed: int, images: Sequence[int], stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Noise of several images, (len(images), *shape)."""
     noise = torch.empty((len(images), *shape), dtype=dtype)
     generator, stream_seed = torch.Generator(), _stream_seed(seed, stream)
-    for row, image in zip(noise, images, strict=True):  # what image_noise draws, with no copy and one generator
+    for row, image in zip(noise, images, strict=True):  # what image_generator draws, with no copy and one generator
         row.normal_(generator=generator.manual_seed(stream_seed ^ _scrambled(image & 0xFFFFFFFF)))
     return noise
 
