@@ -105,7 +105,7 @@ class Sweep:
         if condition is None:
             condition = condition_of(images, torch.arange(len(images)))
         self.condition = check_condition(condition, len(images))
-        self.grid = TimeGrid(process.forward, _all_times(process) if times is None else times)
+        self.grid = TimeGrid(process.forward, process.forward.schedule.full_grid().tolist() if times is None else times)
         self.seed, self.noise, self.batch_size = seed, noise, _positive(batch_size, "batch_size")
         self.numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
         rank, world = shard
@@ -320,11 +320,6 @@ def merge_processes(table: CostTable, processes: int) -> CostTable:
     device = this_process().device  # a process group of GPUs adds nothing up that lies on the CPU
     summed = reduce({name: value.to(device) for name, value in table.sums.items()}, reduction="sum")
     return replace(table, sums={name: value.cpu() for name, value in summed.items()})
-
-
-def _all_times(process: ReverseProcess) -> list[float]:
-    schedule = process.forward.schedule
-    return schedule.grid(range(1, schedule.grid_size + 1))
 
 
 def _positive(value: int, name: str) -> int:
