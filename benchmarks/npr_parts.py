@@ -47,7 +47,7 @@ class Parts(Covariance):
         return Diagonal(v / own * level if self._own_pattern else level.expand_as(v))
 
 
-DESIGNS: dict[str, Callable[[Bundle], Covariance]] = {
+COVARIANCES: dict[str, Callable[[Bundle], Covariance]] = {
     "analytic": lambda model: Analytic(model.per_time("mean_square_noise")),
     "NPR": lambda model: Residual(),
     "NPR's pattern": lambda model: Parts(model, own_level=False, own_pattern=True),
@@ -55,9 +55,9 @@ DESIGNS: dict[str, Callable[[Bundle], Covariance]] = {
 }
 
 
-def draw(model: Bundle, design: Covariance, options: argparse.Namespace) -> tuple[Tensor, float]:
+def draw(model: Bundle, covariance: Covariance, options: argparse.Namespace) -> tuple[Tensor, float]:
     """Images (B, *D), and the mean variance of the last step that is not capped."""
-    process = model.reverse_process(METHOD, covariance=design)
+    process = model.reverse_process(METHOD, covariance=covariance)
     trajectory = model.trajectory(options.steps)
     found: list[float] = []
 
@@ -77,7 +77,7 @@ def paired_error(first: Distance, second: Distance) -> float:
 
 
 def main() -> None:
-    """Print a line per schedule and design."""
+    """Print a line per schedule and covariance."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="the data set, e.g. by optcov data fashion-mnist")
     parser.add_argument("--bundle", default="fashion", help="a bundle with the head npr and numbers per time")
@@ -87,12 +87,12 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*outside those the network was trained on")  # cosine, first step
     extractor = find_extractor("fashion")
     reference = FeatureStatistics.of(extractor.features(load(options.data)))
-    print("schedule  design           distance - analytic    level")
+    print("schedule  covariance       distance - analytic    level")
     for schedule in ("linear", "cosine"):
         model = bundle.load(options.bundle).with_schedule(schedule)
         plain: tuple[Distance, float] | None = None
-        for name, design in DESIGNS.items():
-            images, level = draw(model, design(model), options)
+        for name, covariance in COVARIANCES.items():
+            images, level = draw(model, covariance(model), options)
             features = extractor.features(ImageSet(to_8bit(images), None, name))
             distance = measure_frechet(features, reference, mix=False)
             plain = plain or (distance, level)

@@ -31,8 +31,8 @@ import torch
 import optcov
 from optcov import ForwardProcess, ReverseProcess
 from optcov.bundle import Bundle, Sampler, find_bundle
+from optcov.experiments.timing import Timing, Work, interleaved, paired_ratio
 from optcov.networks import Backbone, ConvHead, HeadedNetwork
-from optcov.timing import Timing, Work, interleaved, paired_ratio
 
 STEP_BOUND, SAMPLER_BOUND = 1.02, 1.0
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592"}

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule
-from optcov.likelihood.accumulate import Sums
+from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import TimeGrid
-from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.terms import observe, seeded_noise, transition_cost
 
 T = 1000
@@ -68,7 +68,9 @@ def measure(repeats: int, loop_steps: int, channels_last: bool) -> None:
     schedule = Schedule.linear(T)
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
     grid = TimeGrid(process.forward, range(1, T + 1))
-    sums = Sums(process, grid, DesignSet(["npr"], process.forward, {}), ["paper"], "exact", 8, images[0].numel())
+    sums = Sums(
+        process, grid, PricedCovariances(["npr"], process.forward, {}), ["paper"], "exact", 8, images[0].numel()
+    )
     group = torch.arange(BATCH) % 8
 
     def sweep() -> None:
@@ -77,14 +79,14 @@ def measure(repeats: int, loop_steps: int, channels_last: bool) -> None:
 
     def per_time() -> None:
         sums.finish(T - 1, column)
-        sums.column(T - 1)
+        TimeColumn(sums, T - 1)
 
     def loop() -> None:
         seen = observe(process, images, T, x_t)
         for s in torch.linspace(1, T - 1, loop_steps).long().tolist():
             transition_cost(process, seen, s)
 
-    column = sums.column(T - 1)
+    column = TimeColumn(sums, T - 1)
     rounds = [
         (timed(lambda: unet(x_t, times)), timed(sweep), timed(per_time), timed(loop) * (T - 1) / loop_steps)
         for _ in range(repeats + 1)

@@ -73,7 +73,7 @@ class Reference:
         return NoisePrediction(noise, heads)
 
     # golden name -> (eta, covariance)
-    designs = {  # noqa: RUF012
+    covariances = {  # noqa: RUF012
         "DDPM_small": (1.0, "beta_tilde"),
         "DDPM_big": (1.0, "beta"),
         "DDPM_analytic": (1.0, "analytic"),

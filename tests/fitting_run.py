@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from optcov.fitting import Batches, fit_closed_form, gather, measure, new_heads, time_grid
+from optcov.fitting import Batches, fit_closed_form, measure, new_heads, numbers_per_time, time_grid
 from tiny_training import images, tiny_network, training
 
 
@@ -18,7 +18,9 @@ def everything(directory: Path) -> dict[str, torch.Tensor]:
     list(run.run())
     tasks = new_heads(network, images().unit(torch.arange(1)), ["sn", "npr"], "timed")
     heads = fit_closed_form(network, tasks, Batches(images(), network.schedule, 16), images=64).heads
-    numbers = gather(measure(network, images(), time_grid(network.schedule, 4), images=32, directory=directory / "m"))
+    numbers = numbers_per_time(
+        measure(network, images(), time_grid(network.schedule, 4), images=32, directory=directory / "m")
+    )
     results = {**network.state_dict(), **numbers.tensors()}
     for name, head in heads.items():
         results |= {f"{name}.{key}": value for key, value in head.state_dict().items()}

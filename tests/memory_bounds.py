@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from optcov.timing import peak_memory
+from optcov.experiments.timing import peak_memory
 
 
 @contextmanager

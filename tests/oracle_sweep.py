@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle
-from optcov.likelihood import Sweep, gather
+from optcov.likelihood import Sweep, merge_processes
 
 
 def oracle_table(directory: Path, rank: int = 0, ranks: int = 1) -> None:
@@ -20,9 +20,9 @@ def oracle_table(directory: Path, rank: int = 0, ranks: int = 1) -> None:
     sweep = Sweep(process, data.sample(24).double(), shard=(rank, ranks), batch_size=5)
     for _ in sweep:
         pass
-    table = gather(sweep.table, ranks)
+    table = merge_processes(sweep.table, ranks)
     if rank == 0:
-        costs = {name: torch.as_tensor(np.asarray(table.costs(name))) for name in table.designs}
+        costs = {name: torch.as_tensor(np.asarray(table.costs(name))) for name in table.covariances}
         torch.save({"ranks": torch.tensor(ranks), **costs}, directory / "costs.pt")
 
 

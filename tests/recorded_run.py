@@ -10,7 +10,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, generate, sampling
+from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, generate
+from optcov import noise as noises
 
 
 def network(x_t: Tensor, t: float) -> NoisePrediction:
@@ -21,7 +22,7 @@ def run(images: list[int], batch_size: int) -> tuple[dict[str, str], dict[str, l
     """Hashes of the noise by "image stream", and pixels by image."""
     noise: dict[str, str] = {}
     pixels: dict[str, list[float]] = {}
-    draw = sampling.batch_noise
+    draw = noises.batch_noise
 
     def recorded(seed, indices, stream, *shape):
         values = draw(seed, indices, stream, *shape)
@@ -31,7 +32,7 @@ def run(images: list[int], batch_size: int) -> tuple[dict[str, str], dict[str, l
 
     schedule = Schedule.linear()
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
-    with mock.patch.object(sampling, "batch_noise", recorded):
+    with mock.patch.object(noises, "batch_noise", recorded):
         for batch in generate(process, Trajectory.even(schedule, 3), (1, 4, 4), images, batch_size, seed=5):
             pixels.update(zip(map(str, batch.indices), batch.images.flatten(1).tolist(), strict=True))
     return noise, pixels

@@ -32,13 +32,13 @@ def reference_network(x, t):
     return NoisePrediction(noise, heads)
 
 
-def reference_process(design, clip, steps=1000):
+def reference_process(covariance, clip, steps=1000):
     schedule = Schedule.linear(steps)
     gamma = 0.2 + 0.7 * torch.arange(steps + 1, dtype=torch.float64) / steps
     return ReverseProcess(
         reference_network,
         ForwardProcess(schedule),
-        design,
+        covariance,
         data_range=(-1, 1) if clip else None,
-        mean_square_noise=gamma if design == "analytic" else None,
+        mean_square_noise=gamma if covariance == "analytic" else None,
     )

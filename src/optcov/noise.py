@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import final
 
 import torch
 from torch import Tensor
+
+StepNoise = Callable[[float, float], Tensor]  # of the step from t to s, (B, *D)
 
 
 def image_seed(seed: int, image: int, stream: int) -> int:
@@ -28,20 +31,54 @@ def image_generator(seed: int, image: int, stream: int) -> torch.Generator:
     return torch.Generator().manual_seed(image_seed(seed, image, stream))
 
 
-def image_noise(seed: int, image: int, stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Noise of one image: shape is that of the image."""
-    return torch.randn(tuple(shape), generator=image_generator(seed, image, stream), dtype=dtype)
-
-
 def batch_noise(
     seed: int, images: Sequence[int], stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Noise of several images, (len(images), *shape)."""
     noise = torch.empty((len(images), *shape), dtype=dtype)
     generator, stream_seed = torch.Generator(), _stream_seed(seed, stream)
-    for row, image in zip(noise, images, strict=True):  # what image_noise draws, with no copy and one generator
+    for row, image in zip(noise, images, strict=True):  # what image_generator draws, with no copy and one generator
         row.normal_(generator=generator.manual_seed(stream_seed ^ _scrambled(image & 0xFFFFFFFF)))
     return noise
+
+
+def image_numbers(indices: Sequence[int] | None, count: int) -> Sequence[int]:
+    """The number of each image of a batch, 0..count-1 unless told."""
+    if indices is not None and len(indices) != count:
+        raise ValueError(f"there are {len(indices)} image numbers for a batch of {count}; pass one per image")
+    return range(count) if indices is None else indices
+
+
+@final
+class NoiseSource:
+    """Noise of the steps of a batch, numbered from 1: that of (seed, image, number), or what the caller supplies."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        seed: int,
+        indices: Sequence[int] | None,
+        supplied: StepNoise | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        self._shape, self._seed, self._supplied = tuple(shape), seed, supplied
+        self._dtype, self._device = dtype, device
+        self._indices = image_numbers(indices, shape[0])
+
+    def draw(self, number: int, t: float, s: float) -> Tensor:
+        """Noise of the step from t to s for the whole batch, (B, *D)."""
+        if self._supplied is None:
+            return self.drawn(number)
+        noise = self._supplied(t, s)
+        if noise.shape != self._shape:
+            raise ValueError(f"the supplied noise has shape {tuple(noise.shape)}, but x has {self._shape}")
+        return noise
+
+    def drawn(self, number: int, rows: Sequence[int] | None = None) -> Tensor:
+        """Noise by number for some rows of the batch, by default all of them: (len(rows), *D)."""
+        images = self._indices if rows is None else [self._indices[row] for row in rows]
+        return batch_noise(self._seed, images, number, self._shape[1:], self._dtype).to(self._device)
 
 
 def _stream_seed(seed: int, stream: int) -> int:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian import Gaussian
-from optcov.noise import batch_noise
+from optcov.noise import NoiseSource, StepNoise
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
 
-StepNoise = Callable[[float, float], Tensor]
 LAST_STEPS = ("mean", "draw")
 
 
@@ -88,20 +87,15 @@ def sample(
         raise ValueError(f"dtype = {dtype} has no normal noise; use a floating-point type such as torch.float32")
     cap = variance_cap(process, noise_cap)
     shape = _check_shape(shape, start)
-    indices = range(shape[0]) if indices is None else indices
-    if len(indices) != shape[0]:
-        raise ValueError(f"there are {len(indices)} indices for a batch of {shape[0]} images; pass one per image")
+    if start is not None:
+        dtype, device = start.dtype, start.device
+    source = NoiseSource(shape, seed, indices, noise, dtype, device)
     condition = check_condition(condition, shape[0])
     for t in trajectory.times:
         process.forward.schedule.check_times(t)
-
-    def drawn(stream: int) -> Tensor:
-        return batch_noise(seed, indices, stream, shape[1:], dtype).to(device)
-
-    if start is None:
-        x = drawn(0) * process.forward.schedule.unit_data_std(trajectory.times[-1])
-    else:
-        x, dtype, device = start, start.dtype, start.device
+    x = start
+    if x is None:
+        x = source.drawn(0) * process.forward.schedule.unit_data_std(trajectory.times[-1])
     watch = FiniteWatch(x)
     with nullcontext() if differentiable else torch.no_grad():
         for number, (t, s) in enumerate(trajectory.descending(), start=1):
@@ -109,12 +103,10 @@ def sample(
             step = process.step_from(prediction, s)
             if s == trajectory.times[0]:
                 step = capped(step, cap)
-            if s == 0 and last_step == "mean":
-                x_s = step.mean
-            else:
-                x_s = step.sample(drawn(number) if noise is None else _check_noise(noise(t, s), x))
+            shows_mean = s == 0 and last_step == "mean"
+            x_s = step.mean if shows_mean else step.sample(source.draw(number, t, s))
             # both: a clipped x0_hat hides an infinite prediction, and finite ones can overflow
-            watch.mark(prediction.bad_samples() | not_finite(x_s), t)
+            watch.note_bad(prediction.bad_samples() | not_finite(x_s), t)
             if callback is not None:
                 callback(Step(t, s, x, step, x_s))
             x = x_s
@@ -195,9 +187,3 @@ def _check_shape(shape: Sequence[int] | None, start: Tensor | None) -> tuple[int
     if len(known) < 2 or min(known) < 1:
         raise ValueError(f"shape = {known} is not (B, *D) with a batch and at least one data axis, all positive")
     return known
-
-
-def _check_noise(noise: Tensor, x: Tensor) -> Tensor:
-    if noise.shape != x.shape:
-        raise ValueError(f"the supplied noise has shape {tuple(noise.shape)}, but x has {tuple(x.shape)}")
-    return noise

@@ -17,11 +17,11 @@ class FiniteWatch:
         self._first_bad = torch.zeros(len(x), dtype=torch.long, device=x.device)
         self._times: list[float] = []
 
-    def look(self, x: Tensor, t: float) -> None:
-        """Look at the result (B, *D) of the step that started at time t."""
-        self.mark(not_finite(x), t)
+    def note(self, x: Tensor, t: float) -> None:
+        """Take note of the result (B, *D) of the step that started at time t."""
+        self.note_bad(not_finite(x), t)
 
-    def mark(self, bad: Tensor, t: float) -> None:
+    def note_bad(self, bad: Tensor, t: float) -> None:
         """Take note of the samples (B,) that went bad in the step that started at time t."""
         self._times.append(t)
         self._first_bad = torch.where(bad & (self._first_bad == 0), len(self._times), self._first_bad)

@@ -12,7 +12,7 @@ from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Tr
 from optcov.likelihood import discretised_log_prob, elbo, estimate, paired_difference
 from reference_bound import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
 
-DESIGNS = {
+COVARIANCES = {
     "DDPM_small": "beta_tilde",
     "DDPM_big": "beta",
     "DDPM_analytic": "analytic",
@@ -24,9 +24,9 @@ DESIGNS = {
 
 @pytest.mark.parametrize("name", GOLDEN["nelbo"]["runs"])
 def test_terms_agree_with_the_authors(name):
-    _, _, design, clip = name.split()
+    _, _, covariance, clip = name.split()
     run = torch.tensor(GOLDEN["nelbo"]["runs"][name]["terms"], dtype=torch.float64)  # (K + 1, B)
-    process = reference_process(DESIGNS[design], clip == "clip=True")
+    process = reference_process(COVARIANCES[covariance], clip == "clip=True")
     trajectory = Trajectory.even(process.forward.schedule, 10)
     terms = elbo(process, X_0, trajectory, noise=lambda t: NOISE, cdf="tanh")
     torch.testing.assert_close(terms.prior, run[-1], rtol=1e-9, atol=0)
@@ -40,9 +40,9 @@ def test_terms_agree_with_the_authors(name):
 
 @pytest.mark.parametrize("name", GOLDEN["F_table"]["runs"])
 def test_pairwise_costs_agree_with_the_authors_table(name):
-    _, design, clip = name.split()
+    _, covariance, clip = name.split()
     run = GOLDEN["F_table"]["runs"][name]
-    process = reference_process(DESIGNS[design], clip == "clip=True")
+    process = reference_process(COVARIANCES[covariance], clip == "clip=True")
 
     def terms(times):
         return elbo(

@@ -13,7 +13,7 @@ from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Tr
 from optcov.likelihood import Sweep, cost_table, elbo, even_on_grid, merge
 from optcov.likelihood.accumulate import Sums
 from optcov.likelihood.costs import TimeGrid
-from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.priced import PricedCovariances
 from optcov.storage import read_tensors, write_tensors
 from reference_bound import GOLDEN, MIXTURE, NOISE, X_0, reference_network, reference_process
 
@@ -21,11 +21,11 @@ ALL = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range")
 IMAGES = (127.5 + 100 * torch.sin(torch.arange(6 * 16).double() ** 1.5)).round().reshape(6, 1, 4, 4) / 127.5 - 1
 
 
-def score_by_elbo(process, table, design, images, trajectory, last_variance, **noise):
+def score_by_elbo(process, table, covariance, images, trajectory, last_variance, **noise):
     exact = ReverseProcess(
         process.network,
         process.forward,
-        design,
+        covariance,
         process.data_range,
         mean_square_noise=table.mean_square_noise,
         mean_square_residual=table.mean_square_residual,
@@ -46,14 +46,14 @@ def test_sweep_equals_the_bound_on_the_same_images_and_noise(schedule, eta, data
     process = ReverseProcess(reference_network, ForwardProcess(schedule, eta), data_range=data_range)
     grid = range(12, 301, 12) if schedule.steps == 300 else None
     table = cost_table(process, IMAGES, times=grid, seed=3, batch_size=4, groups=3)
-    assert table.designs == (ALL if eta == 1 else tuple(d for d in ALL if d not in ("beta", "range")))
+    assert table.covariances == (ALL if eta == 1 else tuple(d for d in ALL if d not in ("beta", "range")))
     times = table.grid.times
-    for K, design in itertools.product((2, 9, len(times)), table.designs):
+    for K, covariance in itertools.product((2, 9, len(times)), table.covariances):
         trajectory = Trajectory([times[round(i * (len(times) - 1) / (K - 1))] for i in range(K)])
-        for last_variance in ("paper",) if K > 9 or design in ("analytic", "npr_isotropic") else ("paper", "own"):
-            found = table.score(design, trajectory, last_variance).mean
-            expected = score_by_elbo(process, table, design, IMAGES, trajectory, last_variance, seed=3)
-            assert found == pytest.approx(expected, rel=1e-8), (design, K, last_variance)
+        for last_variance in ("paper",) if K > 9 or covariance in ("analytic", "npr_isotropic") else ("paper", "own"):
+            found = table.score(covariance, trajectory, last_variance).mean
+            expected = score_by_elbo(process, table, covariance, IMAGES, trajectory, last_variance, seed=3)
+            assert found == pytest.approx(expected, rel=1e-8), (covariance, K, last_variance)
 
 
 def test_many_columns_are_interpolated_and_still_equal_the_bound():
@@ -64,11 +64,11 @@ def test_many_columns_are_interpolated_and_still_equal_the_bound():
     table = cost_table(process, X_0, ["npr", "range"], times=times, groups=1, last_variances=["paper"])
     assert table.grid.nodes < 220
     trajectory = Trajectory([*times[:5], *times[10:245:23], *times[-2:]])
-    for design in table.designs:
-        exact = ReverseProcess(reference_network, process.forward, design)
+    for covariance in table.covariances:
+        exact = ReverseProcess(reference_network, process.forward, covariance)
         terms = elbo(exact, X_0, trajectory)
         expected = torch.cat([terms.reconstruction[:, None], terms.transitions], 1).sum(0)
-        torch.testing.assert_close(table.group_terms(design, trajectory)[:, 0], expected, rtol=1e-7, atol=0)
+        torch.testing.assert_close(table.group_terms(covariance, trajectory)[:, 0], expected, rtol=1e-7, atol=0)
 
 
 def test_small_pipeline_of_the_authors_is_reproduced():
@@ -104,12 +104,14 @@ def test_the_optimal_bound_is_what_elbo_gives_and_never_worse_than_even():
     process = ReverseProcess(network, ForwardProcess(schedule), data_range=None)
     x_0 = MIXTURE.sample(24, seed=1)
     table = cost_table(process, x_0, ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr"])
-    for design in table.designs:
-        costs = table.costs(design)
+    for covariance in table.covariances:
+        costs = table.costs(covariance)
         best = Trajectory.optimal_all(costs, 50)
         assert all(best[K].cost(costs) <= Trajectory.even(schedule, K).cost(costs) + 1e-9 for K in range(2, 51))
-        found = table.score(design, best[6]).mean
-        assert found == pytest.approx(score_by_elbo(process, table, design, x_0, best[6], "paper"), rel=1e-6, abs=1e-9)
+        found = table.score(covariance, best[6]).mean
+        assert found == pytest.approx(
+            score_by_elbo(process, table, covariance, x_0, best[6], "paper"), rel=1e-6, abs=1e-9
+        )
         assert found == pytest.approx((best[6].cost(costs) + table.prior) / 2 / math.log(2), rel=1e-9, abs=1e-9)
 
 
@@ -135,14 +137,14 @@ class Counted:
 
 
 def test_whole_likelihood_table_takes_one_evaluation_per_image_and_time():
-    """7 designs x 6 K x 2 trajectories from a sweep over training images and one over test images."""
+    """7 covariances x 6 K x 2 trajectories from a sweep over training images and one over test images."""
     N = 20
     schedule = Schedule.linear(N, scale=False)
     network = Counted(reference_network)
     process = ReverseProcess(network, ForwardProcess(schedule))
     train = cost_table(process, IMAGES[:4])
     assert network.images == 4 * N
-    chosen = {design: train.optimal_all(design, N) for design in train.designs}
+    chosen = {covariance: train.optimal_all(covariance, N) for covariance in train.covariances}
     test = cost_table(
         process,
         IMAGES[4:],
@@ -151,10 +153,10 @@ def test_whole_likelihood_table_takes_one_evaluation_per_image_and_time():
     )
     assert network.images == 6 * N
     scores = [
-        test.score(design, trajectory).mean
-        for design in test.designs
+        test.score(covariance, trajectory).mean
+        for covariance in test.covariances
         for K in (2, 3, 5, 8, 12, 20)
-        for trajectory in (Trajectory.even(schedule, K), chosen[design][K])
+        for trajectory in (Trajectory.even(schedule, K), chosen[covariance][K])
     ]
     assert len(scores) == 7 * 6 * 2
     assert all(map(math.isfinite, scores))
@@ -181,7 +183,7 @@ def test_even_times_of_a_whole_grid_are_those_of_an_even_trajectory(schedule):
 
 
 def same_tables(one, other):
-    assert one.designs == other.designs
+    assert one.covariances == other.covariances
     for name, value in one.sums.items():
         torch.testing.assert_close(value, other.sums[name], rtol=1e-9, atol=1e-12)
 
@@ -225,7 +227,7 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_not_repeated(tmp_pat
 def test_a_state_of_other_times_or_damaged_is_refused(tmp_path):
     process = ReverseProcess(reference_network, ForwardProcess(Schedule.linear(100, scale=False)))
     path = tmp_path / "sweep.safetensors"
-    options = {"designs": ["npr"], "state": path}
+    options = {"covariances": ["npr"], "state": path}
     times = [1, 2, 3, 50, 98, 99, 100]
     cost_table(process, IMAGES, times=times, **options)
     with pytest.raises(ValueError, match="belongs to another run: the times changed"):
@@ -240,7 +242,7 @@ def test_a_state_of_other_times_or_damaged_is_refused(tmp_path):
 
 
 def test_groups_give_standard_errors_and_pairing_narrows_them():
-    """80 images in 8 groups, two designs that differ little; deterministic by seed."""
+    """80 images in 8 groups, two covariances that differ little; deterministic by seed."""
     schedule = Schedule.linear(20, scale=False)
     process = ReverseProcess(MIXTURE.network(schedule, error=0.02), ForwardProcess(schedule), data_range=None)
     x_0 = MIXTURE.sample(80, seed=8)
@@ -266,13 +268,13 @@ def test_any_head_output_gives_finite_costs_and_clamps_are_counted(value, data_r
 
     process = ReverseProcess(network, ForwardProcess(schedule), data_range=data_range)
     table = cost_table(process, X_0.float())
-    for design in ("npr", "sn", "range"):
-        costs = table.costs(design, "own")
+    for covariance in ("npr", "sn", "range"):
+        costs = table.costs(covariance, "own")
         assert np.isfinite(costs[np.triu_indices(31, 1)]).all()
-        below, above = table.clamp_rates()[design]
+        below, above = table.clamp_rates()[covariance]
         if value < -1:
             assert below == pytest.approx(0.75)
-        if value > 1 and (data_range or design == "range"):
+        if value > 1 and (data_range or covariance == "range"):
             assert above == pytest.approx(0.75)
 
 
@@ -283,11 +285,11 @@ def test_memory_and_state_do_not_grow_with_the_number_of_images():
     assert {k: v.shape for k, v in small.sums.items()} == {k: v.shape for k, v in large.sums.items()}
 
 
-def test_a_sweep_over_4000_times_with_every_design_keeps_a_tenth_of_4_gb():
+def test_a_sweep_over_4000_times_with_every_covariance_keeps_a_tenth_of_4_gb():
     process = ReverseProcess(reference_network, ForwardProcess(Schedule.cosine(4000)))
     names = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
-    designs, grid = DesignSet(names, process.forward, {}), TimeGrid(process.forward, range(1, 4001))
-    kept = Sums(process, grid, designs, ["paper", "own"], "exact", 8, 3 * 32 * 32).tensors().values()
+    covariances, grid = PricedCovariances(names, process.forward, {}), TimeGrid(process.forward, range(1, 4001))
+    kept = Sums(process, grid, covariances, ["paper", "own"], "exact", 8, 3 * 32 * 32).tensors().values()
     assert sum(tensor.numel() * tensor.element_size() for tensor in kept) < 4e8
 
 
@@ -297,15 +299,17 @@ def test_squared_noise_fails_in_the_table_too():
     data = oracle.GaussianMixture([0.5, 0.5], [[-0.5, 0.2], [0.7, -0.4]], [1e-3, 1e-3])
     process = ReverseProcess(data.network(schedule, error=0.1), ForwardProcess(schedule), data_range=None)
     table = cost_table(process, data.sample(40), ["sn", "npr"], times=range(4, 101, 4))
-    sn, npr = (table.group_bits_per_dim(design, Trajectory(range(4, 101, 4)), "own") for design in ("sn", "npr"))
+    sn, npr = (
+        table.group_bits_per_dim(covariance, Trajectory(range(4, 101, 4)), "own") for covariance in ("sn", "npr")
+    )
     assert bool((sn > npr + 1).all())  # in each of 8 groups of 5 images
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"designs": ["nprr"]}, "unknown covariance 'nprr'"),
-        ({"designs": ["npr_full"]}, "'npr_full' correlates pixels"),
+        ({"covariances": ["nprr"]}, "unknown covariance 'nprr'"),
+        ({"covariances": ["npr_full"]}, "'npr_full' correlates pixels"),
         ({"times": [1, 5]}, "ends at 5; append 10"),
         ({"times": [1, 1, 10]}, "increase strictly"),
         ({"shard": (2, 2)}, "shard"),
@@ -324,7 +328,7 @@ def test_what_a_table_does_not_hold_is_named():
     schedule = Schedule.linear(10, scale=False)
     process = ReverseProcess(reference_network, ForwardProcess(schedule))
     table = cost_table(process, X_0, ["npr", "analytic"], times=[1, 5, 10])
-    with pytest.raises(ValueError, match="no design 'sn'; it has npr, analytic"):
+    with pytest.raises(ValueError, match="no covariance 'sn'; it has npr, analytic"):
         table.costs("sn")
     with pytest.raises(ValueError, match="pass its numbers per time"):
         table.costs("analytic", "own")

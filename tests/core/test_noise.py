@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import torch
 
-from optcov.noise import batch_noise, image_noise, image_seed
+from optcov.noise import batch_noise, image_generator, image_seed
 
 
 def test_noise_of_an_image_does_not_depend_on_its_batch():
     whole = batch_noise(7, range(5), 3, (1, 28, 28))
     assert whole.shape == (5, 1, 28, 28)
     assert torch.equal(whole[2:4], batch_noise(7, [2, 3], 3, (1, 28, 28)))
-    assert torch.equal(whole[4], image_noise(7, 4, 3, (1, 28, 28)))
+    assert torch.equal(whole[4], torch.randn(1, 28, 28, generator=image_generator(7, 4, 3)))
 
 
 def test_seed_image_and_stream_each_change_the_noise():
-    base = image_noise(0, 0, 0, (16,))
-    for other in (image_noise(1, 0, 0, (16,)), image_noise(0, 1, 0, (16,)), image_noise(0, 0, 1, (16,))):
-        assert not torch.equal(base, other)
+    base = batch_noise(0, [0], 0, (16,))
+    for seed, image, stream in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        assert not torch.equal(base, batch_noise(seed, [image], stream, (16,)))
 
 
 def test_noise_is_standard_normal_and_independent_across_images_and_streams():

@@ -50,7 +50,7 @@ def cross_entropy(data: GaussianMixture, process: ReverseProcess, x_t: Tensor, t
     return 0.5 * (math.log(2 * math.pi) + variance.log() + second_moment / variance)
 
 
-def make(data: GaussianMixture, design: str, t: float, eta: float = 1.0, error: object = None) -> ReverseProcess:
+def make(data: GaussianMixture, covariance: str, t: float, eta: float = 1.0, error: object = None) -> ReverseProcess:
     """A process on unbounded data; the numbers per time are exact integrals over the grid."""
     network = data.network(SCHEDULE, error)
     x_t, weights = grid(data, t)
@@ -58,16 +58,16 @@ def make(data: GaussianMixture, design: str, t: float, eta: float = 1.0, error: 
     return ReverseProcess(
         network,
         ForwardProcess(SCHEDULE, eta),
-        design,
+        covariance,
         None,
         mean_square_noise=lambda _: (weights[:, None] * prediction.noise.square()).sum() / 2,
         mean_square_residual=lambda _: (weights[:, None] * prediction.head("npr")).sum() / 2,
     )
 
 
-def expected_bound(data: GaussianMixture, design: str, t: float, s: float, error: object = None) -> float:
+def expected_bound(data: GaussianMixture, covariance: str, t: float, s: float, error: object = None) -> float:
     x_t, weights = grid(data, t)
-    process = make(data, design, t, error=error)
+    process = make(data, covariance, t, error=error)
     return float((weights * cross_entropy(data, process, x_t, t, s).sum(1)).sum())
 
 
@@ -132,11 +132,11 @@ def test_theorem_1_the_joint_optimum_is_the_exact_transition(t, s, eta):
 
 
 @pytest.mark.parametrize(("t", "s"), STEPS[:-1])
-@pytest.mark.parametrize("design", ["beta", "beta_tilde", "analytic", "npr"])
-def test_theorem_2_the_best_mean_does_not_depend_on_the_covariance(design, t, s):
+@pytest.mark.parametrize("covariance", ["beta", "beta_tilde", "analytic", "npr"])
+def test_theorem_2_the_best_mean_does_not_depend_on_the_covariance(covariance, t, s):
     """At every point any other mean is worse, whichever covariance is given; the means tried are +- 1e-3 away."""
     x_t = grid(PLANE, t, 21)[0]
-    step = make(PLANE, design, t).step(x_t, t, s)
+    step = make(PLANE, covariance, t).step(x_t, t, s)
     exact = PLANE.reverse_moments(x_t, ForwardProcess(SCHEDULE), t, s)
     variance = step.variance.expand_as(x_t)
 
@@ -253,7 +253,7 @@ def test_error_amplification_of_sn():
 @pytest.mark.parametrize("eta", [1.0, 0.0])
 def test_with_a_perfect_mean_sn_equals_npr_at_every_point(t, s, eta):
     x_t = grid(PLANE, t, 41)[0]
-    sn, npr = (make(PLANE, design, t, eta).step(x_t, t, s).variance for design in ("sn", "npr"))
+    sn, npr = (make(PLANE, covariance, t, eta).step(x_t, t, s).variance for covariance in ("sn", "npr"))
     assert float((sn - npr).abs().max()) <= 1e-10
 
 
@@ -266,16 +266,16 @@ def test_with_a_perfect_mean_the_bounds_are_ordered(t, s):
 
 
 @pytest.mark.parametrize(("t", "s"), STEPS[:-1])
-def test_with_an_imperfect_mean_npr_is_the_best_diagonal_design_at_every_point(t, s):
+def test_with_an_imperfect_mean_npr_is_the_best_diagonal_covariance_at_every_point(t, s):
     x_t = grid(PLANE, t, 41)[0]
     best = cross_entropy(PLANE, make(PLANE, "npr", t, error=imperfect), x_t, t, s)
-    for design in ("sn", "analytic", "npr_isotropic", "beta", "beta_tilde", "range"):
-        other = cross_entropy(PLANE, make(PLANE, design, t, error=imperfect), x_t, t, s)
-        assert bool((best <= other + 1e-12).all()), design
+    for covariance in ("sn", "analytic", "npr_isotropic", "beta", "beta_tilde", "range"):
+        other = cross_entropy(PLANE, make(PLANE, covariance, t, error=imperfect), x_t, t, s)
+        assert bool((best <= other + 1e-12).all()), covariance
 
 
 @pytest.mark.parametrize(("t", "s"), STEPS[:-1])
-def test_with_an_imperfect_mean_isotropic_npr_is_the_best_isotropic_design(t, s):
+def test_with_an_imperfect_mean_isotropic_npr_is_the_best_isotropic_covariance(t, s):
     bounds = {d: expected_bound(PLANE, d, t, s, imperfect) for d in ("npr_isotropic", "analytic", "beta", "beta_tilde")}
-    for design in ("analytic", "beta", "beta_tilde"):
-        assert bounds["npr_isotropic"] <= bounds[design] + 1e-12, design
+    for covariance in ("analytic", "beta", "beta_tilde"):
+        assert bounds["npr_isotropic"] <= bounds[covariance] + 1e-12, covariance

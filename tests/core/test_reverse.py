@@ -10,12 +10,12 @@ from optcov.covariances import Covariance, Residual, Row, clamped_in_words
 from optcov.gaussian import Diagonal
 from optcov.prediction import Prediction
 
-DESIGNS = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
-ALL_DESIGNS = [*DESIGNS, "sn_full", "npr_full"]
+COVARIANCES = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
+ALL_COVARIANCES = [*COVARIANCES, "sn_full", "npr_full"]
 
 
 def make_process(reference, name, clip, **settings):
-    eta, covariance = reference.designs[name]
+    eta, covariance = reference.covariances[name]
     return ReverseProcess(
         reference.network,
         ForwardProcess(reference.schedule, eta),
@@ -91,11 +91,11 @@ def test_variance_is_bounded_by_the_data_range_and_clamps_are_counted():
 
 
 def test_times_may_differ_within_a_batch(reference):
-    for design in DESIGNS:
+    for covariance in COVARIANCES:
         process = ReverseProcess(
             lambda x, t: reference.network(x, t.double().reshape(-1, 1, 1, 1) if torch.is_tensor(t) else t),
             ForwardProcess(reference.schedule),
-            design,
+            covariance,
             mean_square_noise=reference.mean_square_noise,
             mean_square_residual=reference.mean_square_noise,
         )
@@ -121,7 +121,7 @@ def test_numbers_per_time_may_be_a_function_and_work_at_real_times():
 
 
 @given(
-    st.sampled_from(ALL_DESIGNS),
+    st.sampled_from(ALL_COVARIANCES),
     st.sampled_from([10, 1000, 4000]),
     st.booleans(),
     st.sampled_from([None, (-1, 1)]),
@@ -130,8 +130,8 @@ def test_numbers_per_time_may_be_a_function_and_work_at_real_times():
     st.sampled_from([1.0, 0.5, 0.0]),
     st.data(),
 )
-def test_no_nan_for_any_step_in_low_precision(design, N, cosine, data_range, dtype, scale, eta, data):
-    eta = 1.0 if design in ("beta", "range") else eta
+def test_no_nan_for_any_step_in_low_precision(covariance, N, cosine, data_range, dtype, scale, eta, data):
+    eta = 1.0 if covariance in ("beta", "range") else eta
     schedule = Schedule.cosine(N) if cosine else Schedule.linear(N, scale=N > 100)
     t = data.draw(st.one_of(st.just(N), st.integers(1, N)))
     s = data.draw(st.one_of(st.just(0), st.just(t - 1), st.integers(0, t - 1)))
@@ -145,7 +145,7 @@ def test_no_nan_for_any_step_in_low_precision(design, N, cosine, data_range, dty
     process = ReverseProcess(
         network,
         ForwardProcess(schedule, eta),
-        design,
+        covariance,
         data_range,
         mean_square_noise=torch.full((N + 1,), 0.9),
         mean_square_residual=torch.full((N + 1,), 0.1),
@@ -164,7 +164,7 @@ def test_an_estimator_object_may_stand_for_a_name(reference):
     assert torch.equal(process.step(reference.x_t, 112, 1).variance, by_name.variance)
 
 
-def test_full_designs_give_a_matrix_per_sample():
+def test_full_covariances_give_a_matrix_per_sample():
     schedule = Schedule.linear()
     data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [[[1.0, 0.9], [0.9, 1.0]]])
     process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "npr_full", None)
@@ -173,10 +173,10 @@ def test_full_designs_give_a_matrix_per_sample():
     assert step.sample(torch.ones(3, 2, dtype=torch.float64)).shape == (3, 2)
 
 
-@pytest.mark.parametrize("design", ["range", "beta"])
-def test_designs_of_the_ddpm_process_refuse_another_eta(reference, design):
-    with pytest.raises(ValueError, match=rf'covariance "{design}" .* eta = 0.5; use eta=1'):
-        ReverseProcess(reference.network, ForwardProcess(reference.schedule, 0.5), design)
+@pytest.mark.parametrize("covariance", ["range", "beta"])
+def test_covariances_of_the_ddpm_process_refuse_another_eta(reference, covariance):
+    with pytest.raises(ValueError, match=rf'covariance "{covariance}" .* eta = 0.5; use eta=1'):
+        ReverseProcess(reference.network, ForwardProcess(reference.schedule, 0.5), covariance)
 
 
 def test_learned_range_has_no_posterior(reference):
@@ -298,9 +298,9 @@ def test_steps_on_other_schedules_follow_the_papers_own_form(reference, schedule
         eps = (x_t - alpha_bar[t].sqrt() * x_0) / beta_bar_t.sqrt() if eta == 1 else prediction.noise
         k = beta_bar_t / alpha_bar[t]
         moments = {"npr": k * prediction.head("npr"), "sn": k * (prediction.head("sn") - prediction.noise**2)}
-        for design, v in moments.items():
+        for covariance, v in moments.items():
             process = ReverseProcess(
-                reference.network, ForwardProcess(schedule, eta), design, (-1, 1) if clip else None
+                reference.network, ForwardProcess(schedule, eta), covariance, (-1, 1) if clip else None
             )
             step = process.step(x_t, t, s)
             v = v.clamp(0, 1) if clip else v.clamp(min=0)
@@ -315,14 +315,14 @@ def test_a_network_with_the_wrong_output_is_named(reference):
     process = ReverseProcess(lambda x, t: NoisePrediction(x[:, :, :2]), ForwardProcess(reference.schedule), "beta")
     with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 2, 4\) for x_t of shape \(2, 1, 4, 4\)"):
         process.step(reference.x_t, 7, 3)
-    for design in ("sn", "npr", "range", "sn_full"):
-        bare = ReverseProcess(lambda x, t: NoisePrediction(x), ForwardProcess(reference.schedule), design)
-        with pytest.raises(ValueError, match=f"needs the head '{design}'"):
+    for covariance in ("sn", "npr", "range", "sn_full"):
+        bare = ReverseProcess(lambda x, t: NoisePrediction(x), ForwardProcess(reference.schedule), covariance)
+        with pytest.raises(ValueError, match=f"needs the head '{covariance}'"):
             bare.step(reference.x_t, 7, 3)
     assert set(Covariance.registry) >= {"sn", "npr", "range", "beta", "beta_tilde"}
 
 
-def test_what_was_clamped_is_told_in_the_terms_of_the_design() -> None:
+def test_what_was_clamped_is_told_in_the_terms_of_the_covariance() -> None:
     said = clamped_in_words("range", 0.25, 0.5)
     assert said.startswith("25% of the learned places lay below the range, 50%")
 

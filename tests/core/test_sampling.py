@@ -19,8 +19,8 @@ LINE = GaussianMixture([0.3, 0.7], [[-0.8], [0.5]], [0.02, 0.05])
 
 def test_samples_match_the_reference_values(golden, reference):
     for name, expected in golden["sampling"]["runs"].items():
-        _, design, index, pixel = name.split()
-        eta, covariance = reference.designs[design]
+        _, case, index, pixel = name.split()
+        eta, covariance = reference.covariances[case]
         process = ReverseProcess(
             reference.network,
             ForwardProcess(reference.schedule, eta),
@@ -37,7 +37,7 @@ def test_samples_match_the_reference_values(golden, reference):
         assert reference.differs(drawn, expected) <= 1e-10, name
 
 
-def written_out(alpha_bar, times, network, design, eta, mean_square_noise, cap, x, noise):
+def written_out(alpha_bar, times, network, covariance, eta, mean_square_noise, cap, x, noise):
     """The paper's sampler without our factorisation: its own coefficients, for VP schedules, in numpy."""
     for t, s in zip(reversed(times), [*reversed(times[:-1]), 0], strict=True):
         a_t, a_s = alpha_bar(t), alpha_bar(s)
@@ -57,13 +57,13 @@ def written_out(alpha_bar, times, network, design, eta, mean_square_noise, cap, 
             "npr": b_t / a_t * heads["npr"],
             "sn": b_t / a_t * (heads["sn"] - eps**2),
         }
-        if design == "beta":
+        if covariance == "beta":
             variance = b_ts
-        elif design == "range":  # not used at s = 0, where the mean is shown
+        elif covariance == "range":  # not used at s = 0, where the mean is shown
             share = (heads["range"] + 1) / 2
             variance = np.exp(share * math.log(b_ts) + (1 - share) * math.log(small)) if s > 0 else 0.0
         else:
-            variance = small + (math.sqrt(a_s) - rest * math.sqrt(a_t / b_t)) ** 2 * np.clip(cov[design], 0, 1)
+            variance = small + (math.sqrt(a_s) - rest * math.sqrt(a_t / b_t)) ** 2 * np.clip(cov[covariance], 0, 1)
         if s == times[0] and cap is not None:
             variance = np.minimum(variance, (cap * 2 / 255 * math.sqrt(math.pi / 2)) ** 2)
         x = mean + np.sqrt(variance) * noise if s > 0 else mean
@@ -93,22 +93,24 @@ def test_samples_on_other_schedules_match_the_papers_formulas_written_out(refere
     numbers = mean_square_noise
     if schedule.steps:
         numbers = torch.tensor([mean_square_noise(t) for t in range(schedule.steps + 1)], dtype=torch.float64)
-    for (eta, design), K, cap in itertools.product(reference.designs.values(), (2, 10), (None, 1.0)):
+    for (eta, covariance), K, cap in itertools.product(reference.covariances.values(), (2, 10), (None, 1.0)):
         trajectory = Trajectory.even(schedule, K)
-        process = ReverseProcess(reference.network, ForwardProcess(schedule, eta), design, mean_square_noise=numbers)
+        process = ReverseProcess(
+            reference.network, ForwardProcess(schedule, eta), covariance, mean_square_noise=numbers
+        )
         drawn = sample(process, trajectory, start=reference.x_t, noise=lambda t, s: reference.noise, noise_cap=cap)
         expected = written_out(
             alpha_bar,
             list(trajectory.times),
             reference.network,
-            design,
+            covariance,
             eta,
             mean_square_noise,
             cap,
             reference.x_t.numpy(),
             reference.noise.numpy(),
         )
-        np.testing.assert_allclose(drawn.numpy(), expected, rtol=0, atol=1e-10, err_msg=f"{design} {eta} {K} {cap}")
+        np.testing.assert_allclose(drawn.numpy(), expected, rtol=0, atol=1e-10, err_msg=f"{covariance} {eta} {K} {cap}")
 
 
 def smooth_network(x_t, t):
@@ -301,7 +303,7 @@ def test_bad_requests_are_named():
         (lambda: sample(process, trajectory, (2, 3), noise_cap=0.0), "noise_cap = 0.0 must be a positive"),
         (lambda: sample(process, trajectory, (2, 3), noise_cap=1e200), "at most 255"),  # its square has no number
         (lambda: sample(process, trajectory, (2, 3), dtype=torch.long), "dtype = torch.int64 has no normal noise"),
-        (lambda: sample(process, trajectory, (2, 3), indices=[1]), "1 indices for a batch of 2"),
+        (lambda: sample(process, trajectory, (2, 3), indices=[1]), "1 image numbers for a batch of 2"),
         (lambda: sample(process, Trajectory([5, 2000]), (2, 3)), "time 2000 is outside"),
         (
             lambda: sample(process, trajectory, (2, 3), noise=lambda t, s: torch.zeros(1)),

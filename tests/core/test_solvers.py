@@ -346,7 +346,7 @@ def test_fixed_steps_never_wait_for_the_device(monkeypatch):
             lambda: euler_maruyama(NETWORK, SCHEDULE, torch.zeros(2), 5),
             "start must be a floating-point tensor",
         ),
-        (lambda: euler_maruyama(NETWORK, SCHEDULE, start(2), 5, indices=[1]), "1 indices for a batch of 2"),
+        (lambda: euler_maruyama(NETWORK, SCHEDULE, start(2), 5, indices=[1]), "1 image numbers for a batch of 2"),
         (
             lambda: euler_maruyama(NETWORK, SCHEDULE, start(2), 5, lambda t, s: torch.zeros(1)),
             "supplied noise",

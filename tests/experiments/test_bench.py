@@ -13,7 +13,7 @@ import torch
 
 from optcov.experiments.bench import BENCHMARKS, BenchSize, run_benchmarks
 from optcov.experiments.bench.work import Contest
-from optcov.timing import Timing, interleaved, machine, paired_ratio, peak_memory, ratio
+from optcov.experiments.timing import Timing, interleaved, machine, paired_ratio, peak_memory, ratio
 
 TINY = BenchSize(rounds=2, batch=2, image_size=8, channels=(32, 32), times=40)
 
@@ -95,7 +95,7 @@ def test_the_peak_is_no_less_than_what_was_held() -> None:
 
 def test_a_childs_peak_is_its_own_and_not_that_of_the_process_that_started_it() -> None:
     held = np.ones(2**26)  # 512 MB, more than the child needs
-    program = "from optcov.timing import peak_memory; print(peak_memory())"
+    program = "from optcov.experiments.timing import peak_memory; print(peak_memory())"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert float(child.stdout) < held.nbytes / 2**20 < peak_memory()
 

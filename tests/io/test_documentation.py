@@ -23,10 +23,13 @@ from small_bundles import small_bundle, small_unet
 
 # page -> how a command begins -> why it runs in the long suite only; "*" for the whole page
 LONG: dict[str, dict[str, str]] = {
-    "README.md": {"optcov fit": "as many images and times as by default", "optcov bpd": "two sweeps with every design"},
+    "README.md": {
+        "optcov fit": "as many images and times as by default",
+        "optcov bpd": "two sweeps with every covariance",
+    },
     "docs/benchmarks.md": {"*": "benchmarks take minutes"},
     "docs/likelihood.md": {"*": "sweeps all 1,000 times again and again"},
-    "docs/tutorials/2-likelihood.md": {"*": "two sweeps with every design, on the embedded model"},
+    "docs/tutorials/2-likelihood.md": {"*": "two sweeps with every covariance, on the embedded model"},
     "docs/tutorials/3-mixture-of-gaussians.md": {"optcov demo": "1,000 points by every method; README draws 500"},
     "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
     "docs/tables.md": {"*": "a quick table takes minutes"},

@@ -223,7 +223,7 @@ def test_a_command_goes_on_after_its_inputs_were_written_anew_without_a_change(d
 @pytest.mark.parametrize(
     "option",
     ["--times 4", "--seed 1", "--images 3", "--train-images 3", "--eta 0.5", "--cdf tanh", "--last-variance own",
-     "--schedule cosine", "--designs npr,beta_tilde"],
+     "--schedule cosine", "--covariances npr,beta_tilde"],
 )  # fmt: skip
 def test_bpd_with_other_options_is_computed_anew_in_the_same_directory(done, tmp_path, monkeypatch, option):
     shutil.copytree(done("bpd"), tmp_path / "here")
@@ -278,7 +278,7 @@ def test_two_bundles_do_not_share_a_directory_of_bits_by_default(tmp_path, monke
 def test_a_directory_in_which_nothing_was_kept_is_free(tmp_path, monkeypatch):
     monkeypatch.chdir(SAME.write(tmp_path))
     line = "bpd small images.npz --out out/run --images 2 --train-images 2 --times 3 --steps 2"
-    assert "range" in str(run(line, "--designs range").exception)
+    assert "range" in str(run(line, "--covariances range").exception)
     assert Path("out/run/run.json").exists()
     World(weights=5).write(tmp_path)
     assert run(line).exit_code == 0

@@ -24,9 +24,9 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
     options = ("--images", 4, "--train-images", 12, "--steps", "2,5,10,1000", "--times", 20, "--out", tmp_path)
     shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--json"))
     rows = shown["rows"]
-    designs = {row["design"] for row in rows}
-    assert designs == {"beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr"}
-    assert len(rows) == len(designs) * 2 * 3  # K = 1000 does not fit on 20 times
+    covariances = {row["covariance"] for row in rows}
+    assert covariances == {"beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr"}
+    assert len(rows) == len(covariances) * 2 * 3  # K = 1000 does not fit on 20 times
     for row in rows:
         assert len(row["times"]) == row["K"]
         assert len(row["terms"]) == row["K"] + 1
@@ -45,7 +45,7 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
 def test_images_of_other_channels_are_scored_as_the_network_takes_them(saved: Path, tmp_path: Path) -> None:
     pixels = np.load(saved / "images.npy")
     np.save(tmp_path / "colour.npy", np.repeat(pixels, 3, axis=1))
-    options = ("--times", 4, "--steps", 2, "--images", 2, "--train-images", 2, "--designs", "beta", "--json")
+    options = ("--times", 4, "--steps", 2, "--images", 2, "--train-images", 2, "--covariances", "beta", "--json")
     scores = [
         json.loads(run("bpd", saved / "small", images, "--out", tmp_path / images.stem, *options))["rows"]
         for images in (saved / "images.npy", tmp_path / "colour.npy")
@@ -54,7 +54,20 @@ def test_images_of_other_channels_are_scored_as_the_network_takes_them(saved: Pa
 
 
 def test_repeats_report_the_deviation_over_seeds(saved: Path, tmp_path: Path) -> None:
-    options = ("--images", 2, "--train-images", 2, "--steps", "3", "--times", 5, "--designs", "npr", "--out", tmp_path)
+    options = (
+        "--images",
+        2,
+        "--train-images",
+        2,
+        "--steps",
+        "3",
+        "--times",
+        5,
+        "--covariances",
+        "npr",
+        "--out",
+        tmp_path,
+    )
     shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--repeats", 3, "--json"))
     assert [row["kind"] for row in shown["rows"]] == ["ET", "OT"]
     for row in shown["rows"]:
@@ -76,10 +89,10 @@ def test_pooling_pools_the_differences_too() -> None:
     assert pooled.difference == Estimate(2.0, 1.0, 3)
 
 
-def test_every_design_has_a_last_step_of_its_own(saved: Path, tmp_path: Path) -> None:
+def test_every_covariance_has_a_last_step_of_its_own(saved: Path, tmp_path: Path) -> None:
     options = ("--images", 30, "--train-images", 2, "--steps", "3", "--times", 4, "--out", tmp_path)
     shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--last-variance", "own", "--json"))
-    assert {row["design"] for row in shown["rows"]} >= {"analytic", "npr_isotropic", "npr"}
+    assert {row["covariance"] for row in shown["rows"]} >= {"analytic", "npr_isotropic", "npr"}
     assert (shown["images"], shown["train_images"]) == (4, 2)  # as many as there are, not as many as were asked for
 
 
@@ -117,7 +130,7 @@ def test_trajectories_are_kept_in_the_bundle_and_exported(saved: Path, tmp_path:
         (["bpd", "small", "images.npy", "--times", "1"], "times = 1 leaves no step"),
         (["bpd", "small", "images.npy", "--eta", "0", "--times", "5"], "infinite"),
         (["bpd", "small", "images.npy", "--last-variance", "big", "--times", "5"], "unknown last_variance"),
-        (["bpd", "small", "images.npy", "--designs", "range", "--times", "20", "--images", "2"], "head 'range'"),
+        (["bpd", "small", "images.npy", "--covariances", "range", "--times", "20", "--images", "2"], "head 'range'"),
         (["trajectory", "small", "images.npy", "--method", "DDIM"], "no finite variational bound"),
         (["trajectory", "fashion", "images.npy"], "is not a directory, so no trajectories can be stored in it"),
     ],

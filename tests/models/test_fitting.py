@@ -27,7 +27,7 @@ from optcov.fitting import (
 )
 from optcov.fitting.batches import Labels, NoiseLevels, draw_times, step_generator
 from optcov.fitting.checkpoint import Checkpoint, CheckpointStore
-from optcov.fitting.losses import noise_loss, squared_error
+from optcov.fitting.objectives import squared_error
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.stage1 import train_noise_predictor
 from optcov.networks import HeadedNetwork
@@ -58,7 +58,7 @@ def test_the_four_losses_are_the_authors():
     eps, prediction = golden_loss_inputs()
     residual, g = (eps - prediction.noise).square(), prediction.head("npr")
     ours = {
-        "dsm": noise_loss(eps, prediction.noise),
+        "dsm": squared_error(eps, prediction.noise),
         "SN (dt_dsdm, eps_eps2)": squared_error(eps.square(), prediction.head("sn")),
         "NPR (dt_dsdm_err, eps_epsc)": squared_error(residual, g),
         "variant dt_dsdm with eps_epsc: |eps^2-(g+eps_hat^2)|^2": squared_error(

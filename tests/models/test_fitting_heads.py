@@ -20,14 +20,14 @@ from optcov.fitting import (
     TrainingError,
     calibrate,
     fit_closed_form,
-    gather,
     interpolation_error,
     measure,
     new_heads,
+    numbers_per_time,
     time_grid,
     train_heads,
 )
-from optcov.fitting.closed_form import Rows, design, fit_gamma, fit_least_squares
+from optcov.fitting.closed_form import Rows, fit_gamma, fit_least_squares, layer_rows
 from optcov.fitting.objectives import observe
 from optcov.fitting.stage2 import FeatureStream
 from optcov.forward import first_step_variance
@@ -118,7 +118,7 @@ def test_the_mse_fit_equals_its_normal_equations():
     factor = {"sn": lambda t: torch.ones(len(t), dtype=torch.float64), "npr": lambda t: 1 + t.double()}
     reports = fit_least_squares(lambda: rows, heads, factor)
     for name, head in heads.items():
-        x = torch.cat([design(head.last, r.inputs).double() for r in rows]).flatten(0, 1)
+        x = torch.cat([layer_rows(head.last, r.inputs).double() for r in rows]).flatten(0, 1)
         y = torch.cat([r.regressions[name].target.double().flatten() for r in rows])
         weight = torch.cat([factor[name](r.times) for r in rows]).repeat_interleave(64)
         exact = torch.linalg.lstsq(weight.sqrt()[:, None] * x, weight.sqrt()[:, None] * y[:, None]).solution
@@ -345,7 +345,7 @@ def test_numbers_per_time_are_those_of_the_definition_and_resume(tmp_path):
     assert records[:2] == first
     assert len((tmp_path / "numbers.jsonl").read_text().splitlines()) == 6
     alone = list(measure(network, images(), grid, images=32, batch_size=32))
-    numbers, again = gather(records), gather(alone)
+    numbers, again = numbers_per_time(records), numbers_per_time(alone)
     for name in ("mean_square_noise", "mean_square_residual", "mean_square_noise_error"):
         assert torch.allclose(numbers.tensors()[name], again.tensors()[name], rtol=1e-5)
     assert 0 < float(numbers.mean_square_noise_error[2]) < 0.1
@@ -384,7 +384,7 @@ def test_interpolation_error_falls_with_the_square_of_the_spacing():
     network = tiny_network().eval()
     errors = []
     for count in (9, 33):
-        numbers = gather(measure(network, images(), time_grid(network.schedule, count), images=8))
+        numbers = numbers_per_time(measure(network, images(), time_grid(network.schedule, count), images=8))
         errors.append(interpolation_error(numbers, network.schedule, "mean_square_residual"))
     assert errors[1] < errors[0] / 4
 

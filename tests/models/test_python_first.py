@@ -114,7 +114,7 @@ def test_a_score_prints_plots_and_is_data(bundle, tmp_path):
     assert "ET npr" in str(score)
     assert "K = 5" in str(score)
     assert "<table>" in score._repr_html_()
-    assert {row["design"] for row in score.to_json()["rows"]} == {"npr", "analytic"}
+    assert {row["covariance"] for row in score.to_json()["rows"]} == {"npr", "analytic"}
     assert score.plot(tmp_path / "bits.png").stat().st_size > 1000
 
 

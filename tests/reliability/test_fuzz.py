@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from command_line import CommandLine, Said
 from optcov import Schedule, Trajectory, bundle
 from optcov.checkpoints.memory import limited_growth
-from optcov.timing import peak_memory
+from optcov.experiments.timing import peak_memory
 from small_bundles import SHAPE, small_bundle, small_unet
 
 MEGABYTES, SECONDS = 2000, 10.0

@@ -12,9 +12,9 @@ from optcov.bundle import Bundle
 from optcov.cli import main
 from small_bundles import small_bundle
 
-DESIGNS = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range")
+COVARIANCES = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range")
 LENGTHS = (10, 100, 1000, 4000)
-STEPS = 1900  # per design, length and type: 7 * 4 * 2 * 1900 > 1e5
+STEPS = 1900  # per covariance, length and type: 7 * 4 * 2 * 1900 > 1e5
 
 
 def wild(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -26,8 +26,8 @@ def wild(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("N", LENGTHS)
-@pytest.mark.parametrize("design", DESIGNS)
-def test_no_nan_for_any_finite_head_output(design, N, dtype):
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_no_nan_for_any_finite_head_output(covariance, N, dtype):
     """The data have a range, as images do; every step has times, a point and a head output of its own."""
     generator = torch.Generator().manual_seed(N)
     t = torch.randint(1, N + 1, (STEPS,), generator=generator)
@@ -41,11 +41,11 @@ def test_no_nan_for_any_finite_head_output(design, N, dtype):
     def network(x_t, t):
         return NoisePrediction(noise, {"sn": head, "npr": head, "range": head})
 
-    for eta in (1.0,) if design in ("beta", "range") else (1.0, 0.0):
+    for eta in (1.0,) if covariance in ("beta", "range") else (1.0, 0.0):
         process = ReverseProcess(
             network,
             ForwardProcess(Schedule.cosine(N) if N % 1000 else Schedule.linear(N), eta),
-            design,
+            covariance,
             mean_square_noise=torch.full((N + 1,), 0.9),
             mean_square_residual=torch.full((N + 1,), 0.1),
         )
@@ -55,7 +55,7 @@ def test_no_nan_for_any_finite_head_output(design, N, dtype):
         assert bool(step.variance.isfinite().all())
         assert bool((step.variance >= 0).all())
         assert bool(drawn.isfinite().all())
-        if design == "sn":
+        if covariance == "sn":
             assert process.bounds.total == STEPS * 4
             assert 0 < process.bounds.below < STEPS * 4  # a good half: every output below eps_hat^2
 

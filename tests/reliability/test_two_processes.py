@@ -44,7 +44,7 @@ def by_one_and_by_two(inputs: Inputs, directory: Path, *command: str) -> tuple[P
 def bits(table: Path) -> dict[tuple[str, str, int], tuple[float, float]]:
     rows = json.loads(table.read_text())["rows"]
     return {
-        (row["kind"], row["design"], row["K"]): (row["bits_per_dim"]["mean"], row["bits_per_dim"]["standard_error"])
+        (row["kind"], row["covariance"], row["K"]): (row["bits_per_dim"]["mean"], row["bits_per_dim"]["standard_error"])
         for row in rows
     }
 

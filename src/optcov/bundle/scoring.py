@@ -15,7 +15,15 @@ from optcov.covariances import Covariance, PerTime
 from optcov.data.tensors import DataSet, as_set, fitted_to
 from optcov.forward import ForwardProcess
 from optcov.identity import digest, images_identity, remember
-from optcov.likelihood import CostTable, Estimate, Sweep, fitting_lengths, gather, likelihood_table, pool_repeats
+from optcov.likelihood import (
+    CostTable,
+    Estimate,
+    Sweep,
+    fitting_lengths,
+    likelihood_table,
+    merge_processes,
+    pool_repeats,
+)
 from optcov.likelihood.result import Likelihoods
 from optcov.methods import find_method
 from optcov.processes import this_process
@@ -130,7 +138,7 @@ def sweep(
     what = f"{scored.split} images"
     for _ in track(swept, len(swept), what, "batches", fresh(lambda now: now.done), show=progress):
         pass
-    return gather(swept.table, state.num_processes)
+    return merge_processes(swept.table, state.num_processes)
 
 
 def bits_per_dim(

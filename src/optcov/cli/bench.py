@@ -21,7 +21,7 @@ def command(
     """Measure step overhead of heads, our sampler against diffusers, training, the sweep, the dynamic program."""
     from optcov import storage
     from optcov.experiments.bench import BENCHMARKS, BenchSize, run_benchmarks
-    from optcov.timing import machine
+    from optcov.experiments.timing import machine
 
     chosen = names or list(BENCHMARKS)
     size = BenchSize(rounds=rounds, batch=batch_size)

@@ -10,7 +10,7 @@ from optcov.cli.console import announce, finish, print_json, print_table, resuma
 from optcov.cli.options import check_seed, default_out, names, numbers
 from optcov.cli.scored import some_images, tell_clamps
 
-FIRST_SCREEN = ("out", "images", "train_images", "times", "steps", "designs", "seed", "schedule", "json")
+FIRST_SCREEN = ("out", "images", "train_images", "times", "steps", "covariances", "seed", "schedule", "json")
 
 
 def command(
@@ -23,7 +23,7 @@ def command(
     train_images: int = typer.Option(100, min=2, help="Training images that choose the optimal trajectories."),
     times: int = typer.Option(0, min=0, help="Sweep only this many evenly spaced times; 0: all of them."),
     steps: str = typer.Option("10,25,50,100,200,1000", help="Numbers of steps K."),
-    designs: str = typer.Option("", help="Covariances, separated by commas; default all that the bundle can do."),
+    covariances: str = typer.Option("", help="Covariances, separated by commas; default all that the bundle can do."),
     eta: float = typer.Option(1.0, help="Forward process: 1 is DDPM's; the bound exists for eta in (0, 1]."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     cdf: str = typer.Option("exact", help="Normal CDF of the last step: exact, or tanh as the authors approximate it."),
@@ -41,7 +41,7 @@ def command(
 
     out = out or default_out(bundle, "bpd")
     model = bundles.load(bundle, schedule)
-    conventions = Conventions(tuple(names(designs)) or None, times, eta, last_variance, cdf, seed)
+    conventions = Conventions(tuple(names(covariances)) or None, times, eta, last_variance, cdf, seed)
     test, train = some_images(data, model, "test", images), some_images(data, model, "train", train_images)
     with resumable(out):
         result = bits_per_dim(

@@ -81,8 +81,8 @@ def _scores(model: Bundle, count: int) -> list[tuple[str, ...]]:
     for _ in track(sweep, len(sweep), "scoring", "batches"):
         pass
     return [
-        (name, *(str(sweep.table.score(design, trajectory)) for trajectory in trajectories))
-        for design, name in SCORED.items()
+        (name, *(str(sweep.table.score(covariance, trajectory)) for trajectory in trajectories))
+        for covariance, name in SCORED.items()
     ]
 
 

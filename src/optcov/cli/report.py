@@ -44,7 +44,7 @@ def command(
         table_sections,
     )
     from optcov.experiments.report.size import QUICK, ReportSize
-    from optcov.timing import machine
+    from optcov.experiments.timing import machine
 
     if not tables and bundle is None:
         raise ValueError("there is nothing to report; give directories of tables, or --bundle, or both")

@@ -10,7 +10,7 @@ FEW_NEGATIVE, MANY_NEGATIVE = 0.1, 0.2
 
 
 def clamped_in_words(covariance: str, below: float, above: float) -> str:
-    """Say which shares of what a design estimates were out of bounds, what became of them, and whether it is bad."""
+    """Say which shares of a covariance's estimates were out of bounds, what became of them, and whether it is bad."""
     if not Covariance.registry[covariance].has_posterior:
         return (
             f"{_percent(below)} of the learned places lay below the range, {_percent(above)} above it; they were moved "

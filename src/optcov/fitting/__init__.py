@@ -3,13 +3,12 @@
 from optcov.fitting.batches import Batch, Batches, Conditioned, Source
 from optcov.fitting.calibration import Calibration, calibrate
 from optcov.fitting.config import TrainingConfig, TrainingError
-from optcov.fitting.heads import new_heads
+from optcov.fitting.heads import HeadTask, new_heads
 from optcov.fitting.loop import StepRecord, Training
-from optcov.fitting.measure import TimeRecord, gather, interpolation_error, measure, time_grid
+from optcov.fitting.measure import TimeRecord, interpolation_error, measure, numbers_per_time, time_grid
 from optcov.fitting.objectives import HeadObjective, JointObjective, NoiseObjective
 from optcov.fitting.stage1 import UNetShape, train_noise_predictor
 from optcov.fitting.stage2 import HeadFit, fit_closed_form, train_heads
-from optcov.fitting.targets import HeadTask
 
 __all__ = [
     "Batch",
@@ -30,10 +29,10 @@ __all__ = [
     "UNetShape",
     "calibrate",
     "fit_closed_form",
-    "gather",
     "interpolation_error",
     "measure",
     "new_heads",
+    "numbers_per_time",
     "time_grid",
     "train_heads",
     "train_noise_predictor",

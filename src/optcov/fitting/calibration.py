@@ -16,8 +16,8 @@ from torch import Tensor
 from optcov.covariances import of_head
 from optcov.fitting.batches import Batches, Source
 from optcov.fitting.config import TrainingError
+from optcov.fitting.heads import HeadTask
 from optcov.fitting.objectives import observe
-from optcov.fitting.targets import head_task
 from optcov.forward import ForwardProcess
 from optcov.networks import HeadedNetwork
 
@@ -61,7 +61,7 @@ def calibrate(
     """
     if head not in network.heads or not of_head(head).has_posterior:
         raise TrainingError(f"calibration is defined for heads of the network that estimate a moment, not {head!r}")
-    task = head_task(head, network.heads[head])  # type: ignore[arg-type]
+    task = HeadTask(network.heads[head], of_head(head))  # type: ignore[arg-type]
     network.eval()
     process = ForwardProcess(network.schedule)
     batches = Batches(source, network.schedule, batch_size, seed)

@@ -97,7 +97,7 @@ def fit_least_squares(
     """
     totals: dict[str, list[Tensor]] = {}
     for rows in stream():
-        patches = design(next(iter(heads.values())).last, rows.inputs).double()
+        patches = layer_rows(next(iter(heads.values())).last, rows.inputs).double()
         for name in heads:
             factor = weights[name](rows.times) if weights else torch.ones(len(rows.times), dtype=torch.float64)
             y = _as_rows(rows.regressions[name].target).double()
@@ -127,7 +127,7 @@ def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) ->
     return regression.log_estimate(relative)
 
 
-def design(layer: nn.Module, inputs: Tensor) -> Tensor:
+def layer_rows(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Rows X of a linear layer by sample: (B, H W, 9 F + 1) for a 3x3 convolution, (B, 1, F + 1) for a dense layer."""
     if isinstance(layer, nn.Conv2d):
         patches = functional.unfold(inputs, layer.kernel_size, padding=1).transpose(1, 2)
@@ -193,7 +193,7 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
     moments: dict[str, Tensor] = {}
     losses: dict[str, Tensor] = {}
     for rows in stream():
-        patches = design(next(iter(heads.values())).last, rows.inputs)
+        patches = layer_rows(next(iter(heads.values())).last, rows.inputs)
         squares = (patches.mT @ patches).double()  # (B, P, P): one product serves every head and every knot
         for name, head in heads.items():
             regression, parts = rows.regressions[name], hats(head, rows.log_snr).double()

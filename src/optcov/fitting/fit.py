@@ -7,8 +7,8 @@ was stopped. `fit` is both.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import mixed_precision
-from optcov.fitting.measure import gather, interpolation_error, measure, time_grid
+from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.sources import Model, open_model
 from optcov.fitting.stage2 import fit_closed_form, train_heads
@@ -141,8 +141,9 @@ class FitPlan:
 
     def run(self, work: Path | None = None, progress: bool = True) -> Bundle:
         """Do it. work: a directory, held by the caller, that keeps what a restart needs; none: nothing is kept."""
-        with nullcontext(work) if work is not None else _scratch() as place:
-            bundle, settings = self._fit_heads(place, progress), self.settings
+        # without a directory, what a training keeps goes with the call
+        with nullcontext(work) if work is not None else tempfile.TemporaryDirectory() as place:
+            bundle, settings = self._fit_heads(Path(place), progress), self.settings
             if settings.measure_images:
                 bundle = self._measure(bundle, work, progress)
             count = min(settings.measure_images or settings.images, len(self.train))
@@ -232,7 +233,7 @@ class FitPlan:
         settings, native = self.settings, bundle.network.native_schedule
         options = (settings.measure_images, settings.batch_size, settings.seed, work)
         records = measure(bundle.network, self.train, self.grid, *options)
-        numbers = gather(track(records, len(self.grid), "numbers per time", "times", show=progress))
+        numbers = numbers_per_time(track(records, len(self.grid), "numbers per time", "times", show=progress))
         names = ("mean_square_noise", "mean_square_residual")
         self.interpolation_errors = {name: interpolation_error(numbers, native, name) for name in names}
         return bundle.with_numbers(numbers)
@@ -286,13 +287,6 @@ def fit(
     with directory_lock(kept) if this_process().is_main_process else nullcontext():
         remember(kept / "run.json", plan.identity, kept)
         return plan.run(kept, progress)
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A place that goes with the call, for what a training keeps."""
-    with tempfile.TemporaryDirectory() as scratch:
-        yield Path(scratch)
 
 
 def _check_measurement(times: int, images: int, closed_form: bool) -> None:

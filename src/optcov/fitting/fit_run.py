@@ -82,17 +82,14 @@ class FitRun:
             bundle = plan.run(self.work).with_provenance(**{RECORD: self.identity})
             if state.is_main_process:
                 bundle.save(self.out)
-                self._remove_work()
+                shutil.rmtree(self.work, ignore_errors=True)
         return bundle
 
     def clean(self) -> None:
         """Remove what only a restart of a finished fit would need, unless another process fits it again just now."""
         if this_process().is_main_process and self.work.is_dir():
             with storage.directory_lock(self.work):
-                self._remove_work()
-
-    def _remove_work(self) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+                shutil.rmtree(self.work, ignore_errors=True)
 
     def _check_bundle(self) -> bool:
         """Whether this very fit is there already; an error if another bundle is."""

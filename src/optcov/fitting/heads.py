@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from optcov.covariances import Covariance, of_head
+from optcov.covariances import Covariance, Example, Regression, of_head
 from optcov.fitting.config import TrainingError
-from optcov.fitting.targets import HeadTask, head_task
+from optcov.gaussian import mean_square
 from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
 from optcov.prediction import check_condition
 from optcov.schedule import Schedule
+
+
+@final
+@dataclass(frozen=True)
+class HeadTask:
+    """A head with the covariance that it is for, which knows what it learns."""
+
+    module: Head
+    covariance: type[Covariance]
+
+    def regression(self, example: Example) -> Regression:
+        """What the head is fitted on, in its unit."""
+        return self.covariance.regression(example, self.module.unit)
+
+    def scale(self, example: Example, regression: Regression) -> Tensor:
+        """The order of the target of each sample, (B,), float64: what a timed head is relative to."""
+        if self.covariance.base == "noise":  # the target less the square of the prediction
+            return mean_square(example.residual(self.module.unit))
+        return regression.target.double().flatten(1).mean(1)
 
 
 def new_heads(
@@ -53,7 +74,7 @@ def new_heads(
         for name in names:
             head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
             head.unit = _unit(kinds[name], head, network.schedule)
-            tasks[name] = head_task(name, head.to(example.device))
+            tasks[name] = HeadTask(head.to(example.device), kinds[name])
     return tasks
 
 

@@ -21,10 +21,7 @@ class Journal:
     """
 
     def __init__(
-        self,
-        path: Path,
-        identity: Mapping[str, Any] | None = None,
-        keep: Callable[[Any], bool] = lambda _line: True,
+        self, path: Path, identity: Mapping[str, Any] | None = None, keep: Callable[[Any], bool] = lambda _line: True
     ):
         self.path = Path(path)
         self._header = [] if identity is None else [json.dumps({"identity": identity}, sort_keys=True)]

@@ -22,13 +22,7 @@ from torch import Tensor, nn
 
 from optcov import processes
 from optcov.fitting.batches import Batches, step_generator
-from optcov.fitting.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    copy_into,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from optcov.fitting.checkpoint import Checkpoint, CheckpointStore, copy_into, optimizer_tensors, restore_optimizer
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.journal import Journal
 from optcov.identity import check_unchanged

@@ -23,12 +23,14 @@ from optcov.fitting.batches import Source, step_generator
 from optcov.fitting.config import TrainingError
 from optcov.fitting.journal import Journal
 from optcov.forward import ForwardProcess
+from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
 from optcov.prediction import condition_of
 from optcov.schedule import Schedule
 
+_MEASURED = ("mean_square_noise", "mean_square_residual", "mean_square_noise_error", "mean_square_residual_error")
 MOST_TIMES = 100_000  # as many as the longest schedule has
 
 
@@ -129,7 +131,7 @@ def _measure_at(
         x_t = process.diffuse(x_0, t, noise)
         condition = {name: value.to(x_0.device) for name, value in condition_of(source, index).items()}
         predicted = network.prediction_from(network.features(x_t, t, **condition), x_t, t).noise
-        per_image = torch.stack([_mean_square(predicted), _mean_square(noise - predicted)])
+        per_image = torch.stack([mean_square(predicted), mean_square(noise - predicted)])
         sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
     total = accelerator.reduce(sums, "sum").cpu() / len(chosen)
     mean, spread = total[:2], (total[2:] - total[:2].square()).clamp(min=0.0)
@@ -146,20 +148,11 @@ def chosen_images(source: Source, count: int, seed: int) -> Tensor:
     return torch.randperm(len(source), generator=step_generator(seed, "measure", 0))[:count]
 
 
-def gather(records: Iterable[TimeRecord]) -> NumbersPerTime:
+def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:
     """Records to what a bundle stores."""
     ordered = sorted(records, key=lambda record: record.time)
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([getattr(record, name) for record in ordered], dtype=torch.float64)
-
-    return NumbersPerTime(
-        times=column("time"),
-        mean_square_noise=column("mean_square_noise"),
-        mean_square_residual=column("mean_square_residual"),
-        mean_square_noise_error=column("mean_square_noise_error"),
-        mean_square_residual_error=column("mean_square_residual_error"),
-    )
+    columns = {name: [getattr(record, name) for record in ordered] for name in _MEASURED}
+    return _as_numbers({"times": [record.time for record in ordered], **columns})
 
 
 def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) -> float:
@@ -184,7 +177,7 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
     level = -schedule.log_snr(samples["time"])
     low, high = float(level.min()), float(level.max())
     bin_of = ((level - low) / max(high - low, 1e-12) * bins).long().clamp(max=bins - 1)
-    columns: dict[str, list[float]] = {name: [] for name in NumbersPerTime.__dataclass_fields__}
+    columns: dict[str, list[float]] = {name: [] for name in ("times", *_MEASURED)}
     for number in sorted(set(bin_of.tolist())):
         inside = bin_of == number
         count = int(inside.sum())
@@ -194,8 +187,8 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
             values = samples[name][inside].double()
             columns[name].append(float(values.mean()))
             columns[f"{name}_error"].append(float(values.std() / count**0.5) if count > 1 else float(values.mean()))
+    return _as_numbers(columns)
+
+
+def _as_numbers(columns: Mapping[str, Sequence[float]]) -> NumbersPerTime:
     return NumbersPerTime(**{name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()})
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    return x.double().square().flatten(1).mean(1)

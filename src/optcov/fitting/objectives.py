@@ -1,4 +1,12 @@
-"""Objectives: modules that turn a batch into a loss per sample, (B,), averaged over pixels."""
+"""Objectives: modules that turn a batch into a loss per sample, (B,), averaged over pixels.
+
+    noise      |eps - eps_hat|^2                                       Eq. 7
+    sn         |eps^2 - h|^2                                           Eq. 9, Algorithm 1
+    npr        |(eps - eps_hat)^2 - g|^2                               Eq. 15, Algorithm 2
+    gamma      sum (y / g + log g), y the target of either head
+
+The minimiser of the last is E[y | x_t] too, but it weighs errors relative to g, as the bound on the likelihood does.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +20,23 @@ from torch import Tensor, nn
 from optcov.covariances import Example, Regression
 from optcov.fitting.batches import Batch
 from optcov.fitting.config import TrainingError
-from optcov.fitting.losses import gamma_deviance, noise_loss, squared_error
-from optcov.fitting.targets import HeadTask
+from optcov.fitting.heads import HeadTask
 from optcov.forward import ForwardProcess
+from optcov.gaussian import sum_pixels
 from optcov.networks import BackboneOutput, HeadedNetwork
 from optcov.prediction import output_of
 
 LOSSES = ("gamma", "mse")
+
+
+def squared_error(target: Tensor, estimate: Tensor) -> Tensor:
+    """The paper's loss, summed over pixels, (B,)."""
+    return sum_pixels((target - estimate).square())
+
+
+def gamma_deviance(target: Tensor, log_estimate: Tensor) -> Tensor:
+    """y / g + log g by log g: -2 log-likelihood of a Gaussian residual with square y and variance g, to a constant."""
+    return sum_pixels(target * torch.exp(-log_estimate) + log_estimate)
 
 
 @final
@@ -39,8 +57,19 @@ class NoiseObjective(nn.Module):
         return squared_error(target, output) / batch.noise[0].numel()
 
 
+class _OfHeads(nn.Module):
+    """A network with the heads that are trained."""
+
+    def __init__(self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str):
+        super().__init__()
+        check_loss(loss, tasks)
+        self.network, self.tasks, self.loss = network, dict(tasks), loss
+        self.modules_by_name = nn.ModuleDict({name: task.module for name, task in tasks.items()})
+        self.process = ForwardProcess(network.schedule)
+
+
 @final
-class HeadObjective(nn.Module):
+class HeadObjective(_OfHeads):
     """Stage 2: heads on a frozen backbone, all from one forward pass without gradient (Algorithms 1 and 2).
 
     The backbone is in eval mode whatever the mode of the objective; dropout=True is the paper's way, which leaves it
@@ -50,15 +79,10 @@ class HeadObjective(nn.Module):
     def __init__(
         self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str = "gamma", dropout: bool = False
     ):
-        super().__init__()
-        _check_loss(loss, tasks)
+        super().__init__(network, tasks, loss)
         network.requires_grad_(False)  # also heads that it has already, which are not trained
-        for task in tasks.values():
-            task.module.requires_grad_(True)
-        self.network, self.loss, self.dropout = network, loss, dropout
-        self.tasks = dict(tasks)
-        self.modules_by_name = nn.ModuleDict({name: task.module for name, task in tasks.items()})
-        self.process = ForwardProcess(network.schedule)
+        self.modules_by_name.requires_grad_(True)
+        self.dropout = dropout
         self.train()
 
     def train(self, mode: bool = True) -> HeadObjective:
@@ -77,7 +101,7 @@ class HeadObjective(nn.Module):
 
 
 @final
-class JointObjective(nn.Module):
+class JointObjective(_OfHeads):
     """Mean and heads from scratch together: the noise loss, plus a weight times the heads' losses.
 
     Gradients of the heads reach the backbone's features, but not the eps_hat inside their targets.
@@ -86,18 +110,14 @@ class JointObjective(nn.Module):
     def __init__(
         self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str = "gamma", head_weight: float = 0.01
     ):
-        super().__init__()
-        _check_loss(loss, tasks)
-        self.network, self.loss, self.head_weight = network, loss, head_weight
-        self.tasks = dict(tasks)
-        self.modules_by_name = nn.ModuleDict({name: task.module for name, task in tasks.items()})
-        self.process = ForwardProcess(network.schedule)
+        super().__init__(network, tasks, loss)
+        self.head_weight = head_weight
 
     def forward(self, batch: Batch) -> Tensor:
         """Loss per sample."""
         example, output = observe(self.network, self.process, batch)
         noise = self.network.prediction_from(output, example.prediction.x_t, batch.times).noise
-        mean_loss = noise_loss(batch.noise, noise) / batch.noise[0].numel()
+        mean_loss = squared_error(batch.noise, noise) / batch.noise[0].numel()
         return mean_loss + self.head_weight * head_losses(self.tasks, example, output, self.loss)
 
 
@@ -134,10 +154,11 @@ def _head_loss(task: HeadTask, regression: Regression, example: Example, output:
     return weight * squared_error(regression.target, raw)
 
 
-def _check_loss(loss: str, tasks: Mapping[str, HeadTask]) -> None:
+def check_loss(loss: str, tasks: Mapping[str, HeadTask] | None = None) -> None:
+    """Refuse a loss that is unknown, or that the output of a head does not fit."""
     if loss not in LOSSES:
         raise TrainingError(f"unknown loss {loss!r} of the heads; choose one of {', '.join(LOSSES)}")
-    for name, task in tasks.items():
+    for name, task in (tasks or {}).items():
         positive = task.covariance.has_posterior and loss == "gamma"
         needed = "exp" if positive else "linear"
         if task.module.transform != needed and (positive or not task.covariance.has_posterior):

@@ -22,11 +22,12 @@ from optcov.bundle import NumbersPerTime
 from optcov.fitting.batches import Batches, condition_entry
 from optcov.fitting.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_least_squares, log_estimate
 from optcov.fitting.config import TrainingConfig, TrainingError
+from optcov.fitting.heads import HeadTask
 from optcov.fitting.loop import Score, StepRecord, Training
 from optcov.fitting.measure import binned
-from optcov.fitting.objectives import LOSSES, HeadObjective, observe
-from optcov.fitting.targets import HeadTask
+from optcov.fitting.objectives import HeadObjective, check_loss, observe
 from optcov.forward import ForwardProcess
+from optcov.gaussian import mean_square
 from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
 
 Progress = Callable[[int, int], None]  # batches done in this pass over the data, and batches of a pass
@@ -93,8 +94,8 @@ class FeatureStream:
         rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
         if len(self.samples["time"]) < self.count:
             self.samples["time"].append(batch.times)
-            self.samples["mean_square_noise"].append(_mean_square(example.prediction.noise))
-            self.samples["mean_square_residual"].append(_mean_square(batch.noise - example.prediction.noise))
+            self.samples["mean_square_noise"].append(mean_square(example.prediction.noise))
+            self.samples["mean_square_residual"].append(mean_square(batch.noise - example.prediction.noise))
             for name, task in self.tasks.items():
                 self.samples[f"scale of {name}"].append(task.scale(example, regressions[name]))
         size = inputs.nbytes + sum(regression.target.nbytes for regression in rows.regressions.values())
@@ -138,8 +139,7 @@ def fit_closed_form(
     normal equations, with time_weighted every time's error divided by the square of its mean target. The learned
     range has a loss of its own, and is fitted by Fisher scoring always.
     """
-    if loss not in LOSSES:
-        raise TrainingError(f"unknown loss {loss!r} of the heads; choose one of {', '.join(LOSSES)}")
+    check_loss(loss)
     if time_weighted and loss != "mse":
         raise TrainingError('only the loss "mse" is weighted by time: "gamma" weighs errors relative to g already')
     if images < 1:
@@ -253,7 +253,3 @@ def _check_shared_inputs(tasks: Mapping[str, HeadTask]) -> None:
 def _body(head: Head) -> dict[str, Tensor]:
     last = {id(parameter) for parameter in head.last.parameters()}
     return {name: p for name, p in head.named_parameters() if id(p) not in last}
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    return x.detach().double().square().flatten(1).mean(1)

@@ -39,6 +39,11 @@ def sum_pixels(x: Tensor) -> Tensor:
     return x.flatten(1).sum(1)
 
 
+def mean_square(x: Tensor) -> Tensor:
+    """Mean of squares per sample, float64: (B, *D) -> (B,)."""
+    return x.detach().double().square().flatten(1).mean(1)
+
+
 class CovarianceShape(Protocol):
     """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
 

@@ -5,7 +5,7 @@ from optcov.likelihood.discretised import discretised_log_prob
 from optcov.likelihood.elbo import ElboTerms, elbo
 from optcov.likelihood.ode import OdeLikelihood, ode_likelihood
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
-from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, gather, merge
+from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, merge, merge_processes
 from optcov.likelihood.table import LikelihoodRow, even_on_grid, fitting_lengths, likelihood_table, pool_repeats
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
     "estimate",
     "even_on_grid",
     "fitting_lengths",
-    "gather",
     "likelihood_table",
     "merge",
+    "merge_processes",
     "ode_likelihood",
     "paired_difference",
     "pool_repeats",

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from optcov.covariances import Bounds, Covariance
-from optcov.gaussian import CovarianceShape, Gaussian, Isotropic
+from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, mean_square
 from optcov.likelihood.cells import Cells, Deposit, RangeCells, VarianceCells
 from optcov.likelihood.costs import CostTable, TimeGrid
-from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.profile import Nodes
 from optcov.likelihood.terms import Observation, fixed_last_variance, floored, last_step_cost
 from optcov.reverse import ReverseProcess
@@ -22,21 +22,21 @@ from optcov.reverse import ReverseProcess
 class Sums:
     """The sums of all times done so far, G groups apart. Names of the tensors:
 
-    images, prior (G,); noise_square, residual_square (T, G); errors (T, E, G); profile/<design> (T, 1 + E, G, n);
-    last/<variance>, last/own/<design> (T, G); clamps/<design> (3,): below, above, looked at.
+    images, prior (G,); noise_square, residual_square (T, G); errors (T, E, G); profile/<covariance> (T, 1 + E, G, n);
+    last/<variance>, last/own/<covariance> (T, G); clamps/<covariance> (3,): below, above, looked at.
     """
 
     def __init__(
         self,
         process: ReverseProcess,
         grid: TimeGrid,
-        designs: DesignSet,
+        covariances: PricedCovariances,
         last_variances: Sequence[str],
         cdf: str,
         groups: int,
         dimensions: int,
     ):
-        self.process, self.grid, self.designs = process, grid, designs
+        self.process, self.grid, self.covariances = process, grid, covariances
         self.last_variances, self.cdf = last_variances, cdf
         self.groups, self.dimensions = groups, dimensions
         self.finished = 0
@@ -49,23 +49,19 @@ class Sums:
             "residual_square": (T, G),
             "errors": (T, self.error_terms, G),
         }
-        for name in designs.per_pixel:
+        for name in covariances.per_pixel:
             shapes[f"profile/{name}"] = (T, 1 + self.error_terms, G, grid.nodes)
             shapes[f"clamps/{name}"] = (3,)
         shapes |= dict.fromkeys(self.last_names, (T, G))
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        self._given = {name: torch.zeros(T, dtype=torch.float64) for name in designs.given_isotropic}
+        self._given = {name: torch.zeros(T, dtype=torch.float64) for name in covariances.given_isotropic}
 
     @property
     def last_names(self) -> list[str]:
         """Conventions of the last step that are kept."""
         fixed = [f"last/{name}" for name in self.last_variances if name != "own"]
-        known = [*self.designs.per_pixel, *self.designs.given_isotropic] if "own" in self.last_variances else []
+        known = [*self.covariances.per_pixel, *self.covariances.given_isotropic] if "own" in self.last_variances else []
         return fixed + [f"last/own/{name}" for name in known]
-
-    def column(self, i: int) -> TimeColumn:
-        """An empty column for the i-th time."""
-        return TimeColumn(self, i)
 
     def add_images(self, prior: Tensor, group: Tensor) -> None:
         """Count images (B,) with their prior terms."""
@@ -103,7 +99,12 @@ class Sums:
     def table(self) -> CostTable:
         """The table of costs."""
         return CostTable(
-            self.grid, self.process.data_range, self.designs.names, self.dimensions, dict(self._sums), dict(self._given)
+            self.grid,
+            self.process.data_range,
+            self.covariances.names,
+            self.dimensions,
+            dict(self._sums),
+            dict(self._given),
         )
 
 
@@ -114,29 +115,29 @@ class TimeColumn:
     def __init__(self, sums: Sums, i: int):
         self._sums, self._t = sums, sums.grid.times[i]
         self.given: dict[str, Tensor] = {}
-        self.clamps = {name: torch.zeros(3, dtype=torch.float64) for name in sums.designs.per_pixel}
+        self.clamps = {name: torch.zeros(3, dtype=torch.float64) for name in sums.covariances.per_pixel}
         self.by_group: dict[str, Tensor] = {}
         self.deposits: dict[str, Deposit] = {}
         self._steps = sums.grid.steps(i)
 
     def add(self, seen: Observation, noise: Tensor, group: Tensor) -> None:
         """Add a batch: what the network says of it, its noise (B, *D), and the group of each image (B,)."""
-        process, designs = self._sums.process, self._sums.designs
+        process, covariances = self._sums.process, self._sums.covariances
         mean = process.bounds.clip(seen.prediction.clean)
         errors = self._errors(seen, mean)
         self._add("errors", torch.stack([error.flatten(1).sum(1) for error in errors]), group)
-        self._add("noise_square", _mean_square(seen.prediction.noise), group)
-        self._add("residual_square", _mean_square(noise - seen.prediction.noise), group)
+        self._add("noise_square", mean_square(seen.prediction.noise), group)
+        self._add("residual_square", mean_square(noise - seen.prediction.noise), group)
         for name in self._sums.last_variances:
             if name != "own":
                 variance = Isotropic(fixed_last_variance(process.forward, seen.t, name))
                 self._add_last(f"last/{name}", seen, mean, variance, group)
-        for name, design in designs.per_pixel.items():
-            statistic, own = self._statistic(name, design, seen)
+        for name, covariance in covariances.per_pixel.items():
+            statistic, own = self._statistic(name, covariance, seen)
             self._deposit(name, statistic, errors, group)
             self._add_last(f"last/own/{name}", seen, mean, own, group)
-        for name, design in designs.given_isotropic.items():
-            known = design.posterior(seen.prediction, self._bounds()).covariance
+        for name, covariance in covariances.given_isotropic.items():
+            known = covariance.posterior(seen.prediction, self._bounds()).covariance
             self.given[name] = known.diagonal(mean)
             self._add_last(f"last/own/{name}", seen, mean, known, group)
 
@@ -148,13 +149,13 @@ class TimeColumn:
         clipped_off = seen.prediction.clean - mean
         return [difference.square(), difference * clipped_off, clipped_off.square()]
 
-    def _statistic(self, name: str, design: Covariance, seen: Observation) -> tuple[Tensor, CovarianceShape]:
-        """A design's statistic u of each pixel, (B, *D), and its covariance of the last step."""
+    def _statistic(self, name: str, covariance: Covariance, seen: Observation) -> tuple[Tensor, CovarianceShape]:
+        """A covariance's statistic u of each pixel, (B, *D), and its covariance of the last step."""
         prediction, bounds = seen.prediction, self._bounds()
-        posterior = design.posterior(prediction, bounds)
-        if design.structure == "range":
+        posterior = covariance.posterior(prediction, bounds)
+        if covariance.structure == "range":
             bridge = self._sums.process.forward.bridge(seen.t, 0)
-            own = design.step(prediction, posterior, bridge, prediction.x_t).covariance
+            own = covariance.step(prediction, posterior, bridge, prediction.x_t).covariance
             statistic = (prediction.heads["range"].clamp(-1, 1) + 1) / 2
         else:
             own = posterior.covariance
@@ -174,7 +175,7 @@ class TimeColumn:
             process = self._sums.process
             cells: Cells = (
                 RangeCells(process.forward.schedule.beta_bar(self._t))
-                if self._sums.designs.per_pixel[name].structure == "range"
+                if self._sums.covariances.per_pixel[name].structure == "range"
                 else VarianceCells(self._steps, process.bounds.largest_variance)
             )
             self.deposits[name] = Deposit(cells, self._sums.groups, len(errors), statistic.device)
@@ -194,8 +195,3 @@ class TimeColumn:
         if name not in self.by_group:
             self.by_group[name] = values.new_zeros(*values.shape[:-1], self._sums.groups)
         self.by_group[name].index_add_(-1, group, values)
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    """Mean of squares per image, (B,)."""
-    return x.flatten(1).square().mean(1)

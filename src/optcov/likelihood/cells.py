@@ -1,4 +1,4 @@
-"""Sums over pixels on a grid of the design's statistic, from which a time's profile of costs follows.
+"""Sums over pixels on a grid of the covariance's statistic, from which a time's profile of costs follows.
 
 While images stream through, each pixel leaves its count and its error, with the first and second moment of its place
 within the cell; afterwards a second-order expansion about the cells' centres gives the sums A and B of `profile` at all
@@ -38,7 +38,7 @@ class Kernel:
 
 
 class Cells(ABC):
-    """A grid over a design's statistic u."""
+    """A grid over a covariance's statistic u."""
 
     width: float  # of a cell, in the coordinate that the kernels are expanded in
 
@@ -104,7 +104,7 @@ class RangeCells(Cells):
 
 @final
 class Deposit:
-    """Moments of pixels by cell and group of images, for one design at one time."""
+    """Moments of pixels by cell and group of images, for one covariance at one time."""
 
     def __init__(self, cells: Cells, groups: int, error_terms: int, device: torch.device):
         self.cells, self.groups = cells, groups

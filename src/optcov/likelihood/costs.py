@@ -1,4 +1,4 @@
-"""The table of costs that one sweep gives: F[s, t] of every design, and every score that follows from it."""
+"""The table of costs that one sweep gives: F[s, t] of every covariance, and every score that follows from it."""
 
 from __future__ import annotations
 
@@ -63,30 +63,30 @@ class TimeGrid:
 @final
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of all steps between the times of a grid, by design, in nats; a mean over the images of a sweep.
+    """Costs of all steps between the times of a grid, by covariance, in nats; a mean over the images of a sweep.
 
     Images are kept apart in G groups, so that scores and their paired differences have standard errors.
     """
 
     grid: TimeGrid
     data_range: tuple[float, float] | None
-    designs: tuple[str, ...]
+    covariances: tuple[str, ...]
     dimensions: int  # pixels times channels
     sums: Mapping[str, Tensor]  # additive over images; see Sweep
-    given: Mapping[str, Tensor]  # variance of x_0 at each time for designs that need no image to know it, (T,)
+    given: Mapping[str, Tensor]  # variance of x_0 at each time for covariances that need no image to know it, (T,)
 
     @property
     def images(self) -> Tensor:
         """Number of images in each group, (G,)."""
         return self.sums["images"]
 
-    def costs(self, design: str, last_variance: str = "paper") -> Costs:
+    def costs(self, covariance: str, last_variance: str = "paper") -> Costs:
         """F[s, t] in nats per image, infinite where there is no such step.
 
         (N + 1, N + 1) for a discrete schedule, whichever times were swept; (T + 1, T + 1) by position on the grid for
         real times.
         """
-        compact = self.grid_costs(design, last_variance)
+        compact = self.grid_costs(covariance, last_variance)
         schedule = self.grid.forward.schedule
         N = schedule.grid_size
         if not schedule.discrete or len(self.grid) == N:
@@ -96,55 +96,55 @@ class CostTable:
         whole[np.ix_(places, places)] = compact
         return whole
 
-    def grid_costs(self, design: str, last_variance: str = "paper") -> Costs:
+    def grid_costs(self, covariance: str, last_variance: str = "paper") -> Costs:
         """F by position on the grid, position 0 being time 0: (T + 1, T + 1)."""
         T = len(self.grid)
         table = np.full((T + 1, T + 1), np.inf)
-        table[0, 1:] = (self._last(design, last_variance).sum(1) / self.images.sum()).numpy()
+        table[0, 1:] = (self._last(covariance, last_variance).sum(1) / self.images.sum()).numpy()
         for i in range(1, T):
             steps = self.grid.steps(i)
-            table[1 : i + 1, i + 1] = (self._column(design, i, steps, pooled=True) / self.images.sum()).numpy()
+            table[1 : i + 1, i + 1] = (self._column(covariance, i, steps, pooled=True) / self.images.sum()).numpy()
         return table
 
-    def optimal_all(self, design: str, K_max: int, last_variance: str = "paper") -> dict[int, Trajectory]:
+    def optimal_all(self, covariance: str, K_max: int, last_variance: str = "paper") -> dict[int, Trajectory]:
         """The best trajectory of every length 1..K_max on this grid."""
-        found = Trajectory.optimal_all(self.grid_costs(design, last_variance), K_max)
+        found = Trajectory.optimal_all(self.grid_costs(covariance, last_variance), K_max)
         return {K: Trajectory([self.grid.times[int(i) - 1] for i in path.times]) for K, path in found.items()}
 
-    def group_bits_per_dim(self, design: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
+    def group_bits_per_dim(self, covariance: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
         """-ELBO in bits/dim of each group of images, (G,)."""
-        return self.to_bits_per_dim(self.group_terms(design, trajectory, last_variance))
+        return self.to_bits_per_dim(self.group_terms(covariance, trajectory, last_variance))
 
     def to_bits_per_dim(self, terms: Tensor) -> Tensor:
         """-ELBO in bits/dim of each group, (G,), from its terms but the prior (K, G), in nats."""
         return (self.sums["prior"] + terms.sum(0)) / self.images / (self.dimensions * math.log(2))
 
-    def group_terms(self, design: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
+    def group_terms(self, covariance: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
         """Reconstruction, then transitions by ascending s, summed over the images of each group: (K, G), in nats."""
         check_ends_at_final_time(trajectory, self.grid.forward.schedule)
         places = [self.grid.place(t) for t in trajectory.times]
-        terms = [self._last(design, last_variance)[places[0]]]
+        terms = [self._last(covariance, last_variance)[places[0]]]
         for s, t in pairwise(places):
             steps = self.grid.steps(t)
             step = Steps(steps.log_ratio[s : s + 1], steps.clipping[s : s + 1])
-            terms.append(self._column(design, t, step, pooled=False).squeeze(-1))
+            terms.append(self._column(covariance, t, step, pooled=False).squeeze(-1))
         return torch.stack(terms)
 
-    def score(self, design: str, trajectory: Trajectory, last_variance: str = "paper") -> Estimate:
+    def score(self, covariance: str, trajectory: Trajectory, last_variance: str = "paper") -> Estimate:
         """-ELBO in bits/dim, with the standard error that the groups show."""
-        return estimate(self.group_bits_per_dim(design, trajectory, last_variance), self.images)
+        return estimate(self.group_bits_per_dim(covariance, trajectory, last_variance), self.images)
 
     def difference(
         self,
-        design: str,
+        covariance: str,
         trajectory: Trajectory,
-        other_design: str,
+        other_covariance: str,
         other_trajectory: Trajectory | None = None,
         last_variance: str = "paper",
     ) -> Estimate:
-        """How much more bits/dim a design needs than another one on the same images and noise."""
-        ours = self.group_bits_per_dim(design, trajectory, last_variance)
-        theirs = self.group_bits_per_dim(other_design, other_trajectory or trajectory, last_variance)
+        """How much more bits/dim a covariance needs than another one on the same images and noise."""
+        ours = self.group_bits_per_dim(covariance, trajectory, last_variance)
+        theirs = self.group_bits_per_dim(other_covariance, other_trajectory or trajectory, last_variance)
         return paired_difference(ours, theirs, self.images)
 
     @property
@@ -154,26 +154,26 @@ class CostTable:
 
     @property
     def mean_square_noise(self) -> PerTime:
-        """Gamma_t = E mean(eps_hat^2) as the sweep measured it: what the design "analytic" takes."""
+        """Gamma_t = E mean(eps_hat^2) as the sweep measured it: what the covariance "analytic" takes."""
         return self._per_time("noise_square")
 
     @property
     def mean_square_residual(self) -> PerTime:
-        """E mean((eps - eps_hat)^2) as the sweep measured it: what the design "npr_isotropic" takes."""
+        """E mean((eps - eps_hat)^2) as the sweep measured it: what the covariance "npr_isotropic" takes."""
         return self._per_time("residual_square")
 
     def clamp_rates(self) -> dict[str, tuple[float, float]]:
-        """Share of pixels whose variance was negative, and too large for the data, by design with a head."""
+        """Share of pixels whose variance was negative, and too large for the data, by covariance with a head."""
         rates = {}
-        for name in self.designs:
+        for name in self.covariances:
             if f"clamps/{name}" in self.sums:
                 below, above, total = self.sums[f"clamps/{name}"].tolist()
                 rates[name] = (below / max(total, 1), above / max(total, 1))
         return rates
 
-    def isotropic_variance(self, design: str) -> Tensor | None:
-        """Variance of x_0 at each time for a design with one number per time, (T,); None for the others."""
-        return self.given.get(design, self._measured_variances.get(design))
+    def isotropic_variance(self, covariance: str) -> Tensor | None:
+        """Variance of x_0 at each time for a covariance with one number per time, (T,); None for the others."""
+        return self.given.get(covariance, self._measured_variances.get(covariance))
 
     @cached_property
     def _measured_variances(self) -> dict[str, Tensor]:
@@ -184,10 +184,10 @@ class CostTable:
             "npr_isotropic": (ratio * self._measured("residual_square")).clamp(0.0, upper),
         }
 
-    def _column(self, design: str, i: int, steps: Steps, pooled: bool) -> Tensor:
+    def _column(self, covariance: str, i: int, steps: Steps, pooled: bool) -> Tensor:
         """Costs of steps from the i-th time, summed over images: (S,) over all groups, or (G, S)."""
-        self._require(design)
-        variance = self.isotropic_variance(design)
+        self._require(covariance)
+        variance = self.isotropic_variance(covariance)
         errors = self.sums["errors"][i]  # (E, G)
         pixels = self.images * self.dimensions
         if pooled:
@@ -195,28 +195,28 @@ class CostTable:
         if variance is not None:
             found = isotropic_costs(variance[i], pixels, errors.T, steps)
         else:
-            profile = self.sums[f"profile/{design}"][i]  # (1 + E, G, n)
+            profile = self.sums[f"profile/{covariance}"][i]  # (1 + E, G, n)
             if pooled:
                 profile = profile.sum(1, keepdim=True)
             nodes = Nodes.covering(self.grid.steps(i), self.grid.nodes)
             found = column_costs(profile[..., : len(nodes.log_ratio)].transpose(0, 1), nodes, steps)
         return found[0] if pooled else found
 
-    def _last(self, design: str, last_variance: str) -> Tensor:
+    def _last(self, covariance: str, last_variance: str) -> Tensor:
         """The s = 0 terms, summed over images: (T, G)."""
-        self._require(design)
+        self._require(covariance)
         check_last_variance(last_variance)
-        name = f"last/own/{design}" if last_variance == "own" else f"last/{last_variance}"
+        name = f"last/own/{covariance}" if last_variance == "own" else f"last/{last_variance}"
         if name not in self.sums:
             remedy = f"sweep with last_variances that contain {last_variance!r}"
-            if last_variance == "own" and design in self._measured_variances:
+            if last_variance == "own" and covariance in self._measured_variances:
                 remedy = "pass its numbers per time to the sweep: one that measures them itself knows them too late"
-            raise ValueError(f"this table has no last step {last_variance!r} of design {design!r}; {remedy}")
+            raise ValueError(f"this table has no last step {last_variance!r} of covariance {covariance!r}; {remedy}")
         return self.sums[name]
 
-    def _require(self, design: str) -> None:
-        if design not in self.designs:
-            raise ValueError(f"this table has no design {design!r}; it has {', '.join(self.designs)}")
+    def _require(self, covariance: str) -> None:
+        if covariance not in self.covariances:
+            raise ValueError(f"this table has no covariance {covariance!r}; it has {', '.join(self.covariances)}")
 
     def _measured(self, name: str) -> Tensor:
         return self.sums[name].sum(1) / self.images.sum()

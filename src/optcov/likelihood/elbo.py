@@ -27,6 +27,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
     transition_cost,
 )
+from optcov.noise import image_numbers
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
@@ -73,9 +74,9 @@ def elbo(
 
     condition: what else the network takes by name, each a tensor with one entry per image.
 
-    last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2), "own" the design's own, at least that
-    of rounding to 8 bits; "reference_table" reproduces the authors' tables of costs. cdf: "exact", or "tanh" as the
-    authors approximate it. A process without data_range is scored by a plain Gaussian density at the last step.
+    last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2), "own" the covariance's own, at least
+    that of rounding to 8 bits; "reference_table" reproduces the authors' tables of costs. cdf: "exact", or "tanh" as
+    the authors approximate it. A process without data_range is scored by a plain Gaussian density at the last step.
 
     >>> from optcov import ForwardProcess, Schedule, oracle
     >>> schedule = Schedule.linear()
@@ -92,9 +93,7 @@ def elbo(
     check_images(x_0, process.data_range)
     condition = check_condition(condition, len(x_0))
     if noise is None:
-        numbers = range(len(x_0)) if images is None else images
-        if len(numbers) != len(x_0):
-            raise ValueError(f"there are {len(numbers)} image numbers for a batch of {len(x_0)}; pass one per image")
+        numbers = image_numbers(images, len(x_0))
         noise = seeded_noise(process.forward.schedule, seed, numbers, x_0.shape[1:], x_0.dtype)
     transitions: list[Tensor] = []
     for t, s in trajectory.descending():

@@ -24,7 +24,7 @@ from optcov.gaussian import LOG_2_PI, sum_pixels
 from optcov.likelihood.discretised import bin_half_width
 from optcov.likelihood.statistics import Estimate, estimate
 from optcov.likelihood.terms import check_images
-from optcov.noise import image_generator
+from optcov.noise import image_generator, image_numbers
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Schedule
 
@@ -84,7 +84,7 @@ def ode_likelihood(
         raise ValueError(f"start_time = {start_time} is outside [0, {schedule.final_time:g})")
     check_images(x_0, data_range)
     condition = check_condition(condition, len(x_0))
-    numbers = range(len(x_0)) if images is None else images
+    numbers = image_numbers(images, len(x_0))
     if data_range is not None:
         x_0 = x_0 + bin_half_width(data_range) * _uniform(seed, numbers, x_0)
     flow = _Flow(network, schedule, _probes(probe, seed, numbers, x_0), condition)

@@ -13,19 +13,14 @@ STYLE = {"ET": "--", "OT": "-"}
 
 
 def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
-    """Bits/dim against K, one line per design, dashed for even and solid for optimal trajectories."""
+    """Bits/dim against K, one line per covariance, dashed for even and solid for optimal trajectories."""
     figure, axes = new_axes("steps K", "bits/dim (upper bound)")
     colours = _colours(rows)
-    for (design, kind), line in _lines(rows).items():
+    for (covariance, kind), line in _lines(rows).items():
         values = [row.bits_per_dim.mean for row in line]
         deviations = [row.bits_per_dim.standard_error or 0.0 for row in line]
         axes.errorbar(
-            [row.K for row in line],
-            values,
-            deviations,
-            fmt=f"o{STYLE[kind]}",
-            markersize=3,
-            color=colours[design],
+            [row.K for row in line], values, deviations, fmt=f"o{STYLE[kind]}", markersize=3, color=colours[covariance]
         )
     axes.set_xscale("log")
     lengths = sorted({row.K for row in rows})
@@ -41,9 +36,9 @@ def _key(colours: Mapping[str, Any]) -> list[Any]:
     """What colours and styles of lines mean."""
     from matplotlib.lines import Line2D
 
-    designs = [Line2D([], [], color=colour, label=design) for design, colour in colours.items()]
+    covariances = [Line2D([], [], color=colour, label=covariance) for covariance, colour in colours.items()]
     words = {"ET": "even times", "OT": "optimal times"}
-    return [*designs, *(Line2D([], [], color="grey", linestyle=STYLE[kind], label=words[kind]) for kind in STYLE)]
+    return [*covariances, *(Line2D([], [], color="grey", linestyle=STYLE[kind], label=words[kind]) for kind in STYLE)]
 
 
 def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
@@ -55,8 +50,8 @@ def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
             row.times[:-1],
             row.terms[1:-1],
             STYLE[row.kind],
-            color=colours[row.design],
-            label=f"{row.design}, {row.kind}",
+            color=colours[row.covariance],
+            label=f"{row.covariance}, {row.kind}",
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -66,8 +61,8 @@ def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
 
 
 def plot_times(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
-    """The times of the optimal trajectories of one K, design by design, with the even one for comparison."""
-    chosen = {row.design: row.times for row in rows if row.K == K and row.kind == "OT"}
+    """The times of the optimal trajectories of one K, covariance by covariance, with the even one for comparison."""
+    chosen = {row.covariance: row.times for row in rows if row.K == K and row.kind == "OT"}
     even = next(row.times for row in rows if row.K == K and row.kind == "ET")
     save(times_figure({**chosen, "even": even}, f"chosen times, K = {K}"), path)
 
@@ -80,15 +75,15 @@ def plot_lengths(times: Mapping[int, Sequence[float]], path: Path, title: str) -
 def _lines(rows: Sequence[LikelihoodRow]) -> dict[tuple[str, str], list[LikelihoodRow]]:
     lines: dict[tuple[str, str], list[LikelihoodRow]] = {}
     for row in rows:
-        lines.setdefault((row.design, row.kind), []).append(row)
+        lines.setdefault((row.covariance, row.kind), []).append(row)
     return lines
 
 
 def _colours(rows: Sequence[LikelihoodRow]) -> dict[str, str]:
-    return {design: f"C{number}" for number, design in enumerate(dict.fromkeys(row.design for row in rows))}
+    return {covariance: f"C{number}" for number, covariance in enumerate(dict.fromkeys(row.covariance for row in rows))}
 
 
 def _readable_limit(rows: Sequence[LikelihoodRow]) -> float:
-    """Cut off designs that are out of the picture by far, as beta-tilde is at small K."""
+    """Cut off covariances that are out of the picture by far, as beta-tilde is at small K."""
     values = sorted(row.bits_per_dim.mean for row in rows)
     return min(values[-1], 3 * values[len(values) // 2]) * 1.05

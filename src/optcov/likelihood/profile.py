@@ -1,7 +1,7 @@
 """The cost of all steps from one time t as a smooth function of one number per step.
 
-With a = lambda^2 / gamma^2 of the step (t, s), the transition cost of a design with second moment v and squared error
-e = (x_0 - x0_hat)^2, summed over pixels, is
+With a = lambda^2 / gamma^2 of the step (t, s), the transition cost of a covariance with second moment v and squared
+error e = (x_0 - x0_hat)^2, summed over pixels, is
 
     F[s, t] = A(a) + B(a)      A = sum 1/2 (log(1 + v/a) - v/(v + a))      B = sum 1/2 e / (v + a)
 

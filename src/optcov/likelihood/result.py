@@ -30,15 +30,15 @@ class Likelihoods:
     def of(self, covariance: str, K: int, kind: str = "ET") -> Estimate:
         """Bits/dim of a covariance in K steps at even times (ET) or optimal ones (OT)."""
         for row in self.rows:
-            if (row.design, row.K, row.kind) == (covariance, K, kind):
+            if (row.covariance, row.K, row.kind) == (covariance, K, kind):
                 return row.bits_per_dim
-        known = ", ".join(dict.fromkeys(row.design for row in self.rows))
+        known = ", ".join(dict.fromkeys(row.covariance for row in self.rows))
         raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); covariances are {known}")
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows, for the eye."""
-        found = {(row.kind, row.design, row.K): str(row.bits_per_dim) for row in self.rows}
-        names = dict.fromkeys((row.kind, row.design) for row in sorted(self.rows, key=lambda row: row.kind))
+        found = {(row.kind, row.covariance, row.K): str(row.bits_per_dim) for row in self.rows}
+        names = dict.fromkeys((row.kind, row.covariance) for row in sorted(self.rows, key=lambda row: row.kind))
         lines = [(f"{kind} {name}", *(found.get((kind, name, K), "") for K in self.lengths)) for kind, name in names]
         return ("", *(f"K = {K}" for K in self.lengths)), lines
 

@@ -41,7 +41,7 @@ def estimate(values: Tensor, weights: Tensor | None = None) -> Estimate:
 def paired_difference(values: Tensor, others: Tensor, weights: Tensor | None = None) -> Estimate:
     """Mean of values - others (n,), with the standard error that the pairing leaves.
 
-    Two designs scored on the same images and noise differ far less than the images do among themselves.
+    Two covariances scored on the same images and noise differ far less than the images do among themselves.
     """
     if values.shape != others.shape:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""The sweep: one network evaluation per image and time prices every step of every design.
+"""The sweep: one network evaluation per image and time prices every step of every covariance.
 
-While images stream through a time t, each design leaves sums (see `cells`); when the last image of that time is done,
-they become a profile of costs of a fixed size. Memory does not grow with the number of images. Everything kept is a sum
-over images, so that processes that each take a share of the images merge by addition.
+While images stream through a time t, each covariance leaves sums (see `cells`); when the last image of that time is
+done, they become a profile of costs of a fixed size. Memory does not grow with the number of images. Everything kept
+is a sum over images, so that processes that each take a share of the images merge by addition.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from optcov.covariances import Covariance, PerTime
 from optcov.identity import check_unchanged, condition_identity, digest, digest_numbers, images_identity, known_by
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
-from optcov.likelihood.designs import DesignSet, default_designs
 from optcov.likelihood.discretised import check_cdf
+from optcov.likelihood.priced import PricedCovariances, default_covariances
 from optcov.likelihood.terms import (
     NoiseByTime,
     check_images,
@@ -80,7 +80,7 @@ class Sweep:
         self,
         process: ReverseProcess,
         images: Tensor | ImageSource,
-        designs: Sequence[str] | Mapping[str, Covariance] | None = None,
+        covariances: Sequence[str] | Mapping[str, Covariance] | None = None,
         *,
         condition: Mapping[str, Tensor] | None = None,
         times: Sequence[float] | None = None,
@@ -105,7 +105,7 @@ class Sweep:
         if condition is None:
             condition = condition_of(images, torch.arange(len(images)))
         self.condition = check_condition(condition, len(images))
-        self.grid = TimeGrid(process.forward, _all_times(process) if times is None else times)
+        self.grid = TimeGrid(process.forward, process.forward.schedule.full_grid().tolist() if times is None else times)
         self.seed, self.noise, self.batch_size = seed, noise, _positive(batch_size, "batch_size")
         self.numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
         rank, world = shard
@@ -116,7 +116,7 @@ class Sweep:
         self.groups = min(_positive(groups, "groups"), len(images))
         self.members = torch.arange(rank, len(images), world)
         self.device, self.state, self.save_every = device, state, save_every
-        self._wanted, self._identity = designs, identity
+        self._wanted, self._identity = covariances, identity
         self._sums: Sums | None = None
 
     def __len__(self) -> int:
@@ -132,20 +132,15 @@ class Sweep:
         for i in range(first, len(self.grid)):
             column: TimeColumn | None = None
             for number, index in enumerate(self._batches(), start=1):
-                column = self._visit(i, index, column)
+                sums, column = self._visit(i, index, column)
+                if number == per_time:
+                    sums.finish(i, column)
+                    due = time.monotonic() - saved > self.save_every or i + 1 == len(self.grid)
+                    if self.state is not None and due:
+                        self._save(self.state, sums)
+                        saved = time.monotonic()
                 seconds = time.monotonic() - began
-                done = i * per_time + number
-                if number < per_time:
-                    yield SweepProgress(done, len(self), self.grid.times[i], seconds, first * per_time)
-            assert column is not None
-            assert self._sums is not None
-            self._sums.finish(i, column)
-            if self.state is not None and (time.monotonic() - saved > self.save_every or i + 1 == len(self.grid)):
-                self._save(self.state, self._sums)
-                saved = time.monotonic()
-            yield SweepProgress(
-                (i + 1) * per_time, len(self), self.grid.times[i], time.monotonic() - began, first * per_time
-            )
+                yield SweepProgress(i * per_time + number, len(self), self.grid.times[i], seconds, first * per_time)
 
     @property
     def table(self) -> CostTable:
@@ -154,7 +149,7 @@ class Sweep:
             raise ValueError("the sweep is not finished; iterate over it to its end first")
         return self._sums.table()
 
-    def _visit(self, i: int, index: Tensor, column: TimeColumn | None) -> TimeColumn:
+    def _visit(self, i: int, index: Tensor, column: TimeColumn | None) -> tuple[Sums, TimeColumn]:
         t = self.grid.times[i]
         x_0 = self._load(index)
         if self.noise is None:
@@ -166,19 +161,18 @@ class Sweep:
         seen = observe(self.process, x_0, t, noise, condition)
         if self._sums is None:
             self._sums = self._allocate(x_0[0].numel(), list(seen.prediction.heads))
-        if column is None:
-            column = self._sums.column(i)
+        column = column or TimeColumn(self._sums, i)
         group = (index % self.groups).to(x_0.device)
         if i == 0:
             self._sums.add_images(prior_cost(self.process.forward, x_0), group)
         column.add(seen, noise.to(seen.x_0), group)
-        return column
+        return self._sums, column
 
     def _allocate(self, dimensions: int, heads: Sequence[str], names: Sequence[str] | None = None) -> Sums:
-        wanted = self._wanted or names or default_designs(heads, self.process.forward)
+        wanted = self._wanted or names or default_covariances(heads, self.process.forward)
         custom = wanted if isinstance(wanted, Mapping) else None
-        designs = DesignSet(list(wanted), self.process.forward, self.numbers, custom)
-        return Sums(self.process, self.grid, designs, self.last_variances, self.cdf, self.groups, dimensions)
+        covariances = PricedCovariances(list(wanted), self.process.forward, self.numbers, custom)
+        return Sums(self.process, self.grid, covariances, self.last_variances, self.cdf, self.groups, dimensions)
 
     def _resume(self, path: Path) -> Sums:
         try:
@@ -188,7 +182,7 @@ class Sweep:
         try:
             found = dict(json.loads(metadata["settings"]))
             dimensions, finished = int(metadata["dimensions"]), int(metadata["finished"])
-            names = [str(name) for name in json.loads(metadata["designs"])]
+            names = [str(name) for name in json.loads(metadata["covariances"])]
         except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the state of a sweep: {error!r}; remove it to start anew") from error
         check_unchanged(found, self._settings, path)
@@ -204,7 +198,7 @@ class Sweep:
     def _save(self, path: Path, sums: Sums) -> None:
         metadata = {
             "settings": json.dumps(self._settings),
-            "designs": json.dumps(sums.designs.names),
+            "covariances": json.dumps(sums.covariances.names),
             "dimensions": str(sums.dimensions),
             "finished": str(sums.finished),
         }
@@ -228,7 +222,7 @@ class Sweep:
             "condition": condition_identity(self.condition),
             "share of the images": [int(self.members[0]), len(self.members)],
             "noise": "by seed" if self.noise is None else "given",
-            "designs": self._designs(),
+            "covariances": self._covariances(),
             "last variances": list(self.last_variances),
             "cdf": self.cdf,
             "numbers per time": [None if f is None else self._digest(f) for f in self.numbers.values()],
@@ -241,13 +235,15 @@ class Sweep:
         )
         return known_by(digest_numbers(values))
 
-    def _designs(self) -> Any:
-        """Designs by name; one that was given as an object also by its class and its numbers per time."""
+    def _covariances(self) -> Any:
+        """Covariances by name; one that was given as an object also by its class and its numbers per time."""
         if not isinstance(self._wanted, Mapping):
             return None if self._wanted is None else list(self._wanted)
         return {
-            name: known_by(digest([type(design).__name__, [self._digest(f) for f in vars(design).values()]]), name)
-            for name, design in self._wanted.items()
+            name: known_by(
+                digest([type(covariance).__name__, [self._digest(f) for f in vars(covariance).values()]]), name
+            )
+            for name, covariance in self._wanted.items()
         }
 
     def _load(self, index: Tensor) -> Tensor:
@@ -262,15 +258,15 @@ class Sweep:
 def cost_table(
     process: ReverseProcess,
     images: Tensor | ImageSource,
-    designs: Sequence[str] | Mapping[str, Covariance] | None = None,
+    covariances: Sequence[str] | Mapping[str, Covariance] | None = None,
     *,
     progress: Callable[[SweepProgress], None] | None = None,
     **options: Any,
 ) -> CostTable:
-    """Price every step of every design by one network evaluation per image and time.
+    """Price every step of every covariance by one network evaluation per image and time.
 
     process: its network, forward process and data range are used; its own covariance does not matter.
-    images: (n, *D), or a source of batches. designs: names, or estimator objects by name; by default all that need
+    images: (n, *D), or a source of batches. covariances: names, or Covariance objects by name; by default all that need
     no head and those whose head the network has.
 
     condition: what else the network takes by name, each a tensor with one entry per image; by default what the source
@@ -294,7 +290,7 @@ def cost_table(
     >>> [len(table.optimal_all("npr", 10)[K]) for K in (1, 10)]
     [1, 10]
     """
-    sweep = Sweep(process, images, designs, **options)
+    sweep = Sweep(process, images, covariances, **options)
     for step in sweep:
         if progress is not None:
             progress(step)
@@ -305,13 +301,17 @@ def merge(tables: Sequence[CostTable]) -> CostTable:
     """Join the tables of several shards of one set of images: their sums add up."""
     first = tables[0]
     for table in tables[1:]:
-        if (table.grid.times, table.designs, table.dimensions) != (first.grid.times, first.designs, first.dimensions):
-            raise ValueError("tables of different times, designs or image sizes cannot be merged; sweep them alike")
+        if (table.grid.times, table.covariances, table.dimensions) != (
+            first.grid.times,
+            first.covariances,
+            first.dimensions,
+        ):
+            raise ValueError("tables of different times, covariances or image sizes cannot be merged; sweep them alike")
     sums = {name: torch.stack([table.sums[name] for table in tables]).sum(0) for name in first.sums}
     return replace(first, sums=sums)
 
 
-def gather(table: CostTable, processes: int) -> CostTable:
+def merge_processes(table: CostTable, processes: int) -> CostTable:
     """Merge the shards of all processes of a run under Accelerate, in every one of them."""
     if processes == 1:
         return table
@@ -320,11 +320,6 @@ def gather(table: CostTable, processes: int) -> CostTable:
     device = this_process().device  # a process group of GPUs adds nothing up that lies on the CPU
     summed = reduce({name: value.to(device) for name, value in table.sums.items()}, reduction="sum")
     return replace(table, sums={name: value.cpu() for name, value in summed.items()})
-
-
-def _all_times(process: ReverseProcess) -> list[float]:
-    schedule = process.forward.schedule
-    return schedule.grid(range(1, schedule.grid_size + 1))
 
 
 def _positive(value: int, name: str) -> int:

@@ -1,7 +1,7 @@
 """The paper's table of likelihoods (tab:bpd) from two sweeps.
 
 Optimal trajectories (OT) are chosen on the table of training images, then both they and even ones (ET) are scored on
-the table of test images: every design and every K, without another evaluation of the network.
+the table of test images: every covariance and every K, without another evaluation of the network.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from optcov.trajectory import Trajectory
 class LikelihoodRow:
     """One number of the table."""
 
-    design: str
+    covariance: str
     kind: str  # "ET" or "OT"
     K: int
     times: tuple[float, ...]
     bits_per_dim: Estimate  # of test images; the standard error is over groups of images, or over repeats
-    difference: Estimate | None  # to the design "npr" on the same images, same kind and K
+    difference: Estimate | None  # to the covariance "npr" on the same images, same kind and K
     terms: tuple[float, ...]  # nats per image: reconstruction, transitions by ascending s, prior
 
     def to_json(self) -> dict[str, Any]:
@@ -39,31 +39,31 @@ class LikelihoodRow:
 def likelihood_table(
     train: CostTable | None, test: CostTable, lengths: Sequence[int], last_variance: str = "paper"
 ) -> list[LikelihoodRow]:
-    """Every design by ET and, with a table to choose them by, OT at every K that the grid of times has room for."""
+    """Every covariance by ET and, with a table to choose them by, OT at every K that the grid of times has room for."""
     if train is not None and train.grid.times != test.grid.times:
         raise ValueError("the two tables were swept over different times; sweep them over the same grid")
     lengths = fitting_lengths(test.grid, lengths)
     scored = {}
-    for design in test.designs:
-        best = {} if train is None else train.optimal_all(design, lengths[-1], last_variance)
+    for covariance in test.covariances:
+        best = {} if train is None else train.optimal_all(covariance, lengths[-1], last_variance)
         kinds = ("ET",) if train is None else ("ET", "OT")
         for kind, K in ((kind, K) for kind in kinds for K in lengths):
             trajectory = best[K] if kind == "OT" else even_on_grid(test.grid, K)
-            scored[design, kind, K] = (trajectory, test.group_terms(design, trajectory, last_variance))
+            scored[covariance, kind, K] = (trajectory, test.group_terms(covariance, trajectory, last_variance))
     bits = {key: test.to_bits_per_dim(terms) for key, (_, terms) in scored.items()}
     rows = []
-    for (design, kind, K), (trajectory, terms) in scored.items():
+    for (covariance, kind, K), (trajectory, terms) in scored.items():
         reference = bits.get(("npr", kind, K))
         rows.append(
             LikelihoodRow(
-                design=design,
+                covariance=covariance,
                 kind=kind,
                 K=K,
                 times=trajectory.times,
-                bits_per_dim=estimate(bits[design, kind, K], test.images),
+                bits_per_dim=estimate(bits[covariance, kind, K], test.images),
                 difference=None
-                if reference is None or design == "npr"
-                else paired_difference(bits[design, kind, K], reference, test.images),
+                if reference is None or covariance == "npr"
+                else paired_difference(bits[covariance, kind, K], reference, test.images),
                 terms=(*(terms.sum(1) / test.images.sum()).tolist(), test.prior),
             )
         )

@@ -114,7 +114,7 @@ def floored(covariance: CovarianceShape, like: Tensor, data_range: tuple[float, 
 
 
 def fixed_last_variance(forward: ForwardProcess, t: float, last_variance: str) -> Tensor:
-    """The last step's variance where the covariance design has no say in it, ().
+    """The last step's variance where the covariance has no say in it, ().
 
     "paper" is beta-tilde(1|2) at every t. "reference_table" is what the authors' tables of costs use, beta_bar_t but
     for the first time; it exists only to reproduce them.

@@ -90,12 +90,7 @@ class HeadedNetwork(nn.Module):
     def _sharing(self, heads: nn.ModuleDict) -> HeadedNetwork:
         """The same backbone with these heads, at times of its own schedule."""
         other = HeadedNetwork(
-            self.backbone,
-            self.native_schedule,
-            None,
-            self.time_argument,
-            self.parameterisation,
-            self.learned_range,
+            self.backbone, self.native_schedule, None, self.time_argument, self.parameterisation, self.learned_range
         )
         other.heads = heads
         return other.train(self.training)

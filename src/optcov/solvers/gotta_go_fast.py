@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian import per_sample
-from optcov.prediction import Network, check_condition
+from optcov.prediction import Network
 from optcov.schedule import Schedule
-from optcov.solvers.result import NoiseSource, SolverResult
-from optcov.solvers.reverse_sde import ReverseSDE, check_end_time
-from optcov.watch import FiniteWatch, bad_value_message
+from optcov.solvers.result import SolverResult, noise_source
+from optcov.solvers.reverse_sde import ReverseDynamics, check_end_time
+from optcov.watch import bad_value_message
 
 EIGHT_BIT_TOLERANCE = 0.0078  # e_abs for images in [-1, 1]: one of 256 levels
 SAFETY, EXPONENT = 0.9, 0.9
@@ -55,8 +55,8 @@ def gotta_go_fast(
     """
     _check_tolerances(relative_tolerance, absolute_tolerance, first_step)
     start = start.to(torch.promote_types(start.dtype, torch.float32))  # a step in half precision is mostly rounding
-    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
-    source = NoiseSource(start, seed, indices)
+    source = noise_source(start, seed, indices)
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
     x, previous = start.clone(), start.clone()  # previous: x' of the last accepted trial
     end_time = check_end_time(end_time, schedule)
     # on the CPU, like h: they decide which samples go on
@@ -68,7 +68,9 @@ def gotta_go_fast(
         trial += 1
         evaluations[rows] += 2
         there = rows.to(x.device)
-        euler, improved = _trial(sde.among(rows), x[there], time[rows], h[rows], source.draw_for(rows.tolist(), trial))
+        euler, improved = _trial(
+            dynamics.among(rows), x[there], time[rows], h[rows], source.drawn(trial, rows.tolist())
+        )
         size = torch.maximum(euler.abs(), previous[there].abs())
         delta = (relative_tolerance * size).clamp(min=absolute_tolerance)
         error = ((euler - improved) / delta).double().flatten(1).square().mean(1).sqrt().cpu()
@@ -80,21 +82,15 @@ def gotta_go_fast(
         time[kept] = _after(time[kept], h[kept], end_time)
         h[rows] = torch.minimum(time[rows] - end_time, SAFETY * h[rows] * error.clamp(min=1e-12) ** -EXPONENT)
         _require_progress(h, time, end_time)
-    if denoise:
-        x = sde.denoised(x, end_time)
-        evaluations += 1
-    watch = FiniteWatch(x)
-    watch.look(x, end_time)
-    watch.require_finite()
-    return SolverResult(x, evaluations)
+    return dynamics.ended(x, end_time, evaluations, denoise)
 
 
-def _trial(sde: ReverseSDE, x: Tensor, t: Tensor, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+def _trial(dynamics: ReverseDynamics, x: Tensor, t: Tensor, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """x' and x'', each (B, *D), for times and step sizes (B,)."""
     size, kick = per_sample(h, x), per_sample(h.sqrt(), x) * z
-    euler = x + size * sde.sde_slope(x, t) + per_sample(sde.diffusion(t), x) * kick
+    euler = x + size * dynamics.sde_slope(x, t) + per_sample(dynamics.diffusion(t), x) * kick
     s = t - h
-    second = x + size * sde.sde_slope(euler, s) + per_sample(sde.diffusion(s), x) * kick
+    second = x + size * dynamics.sde_slope(euler, s) + per_sample(dynamics.diffusion(s), x) * kick
     return euler, (euler + second) / 2
 
 

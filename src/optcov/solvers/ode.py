@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from optcov.prediction import Network, check_condition
+from optcov.prediction import Network
 from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, check_start
-from optcov.solvers.reverse_sde import Grid, ProbabilityFlow, check_end_time
-from optcov.watch import FiniteWatch, bad_value_message, not_finite
+from optcov.solvers.reverse_sde import Grid, ReverseDynamics, check_end_time
+from optcov.watch import bad_value_message, not_finite
 
 
 @torch.no_grad()
@@ -32,19 +32,11 @@ def probability_flow(
     denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or "score_sde"
     for the steps of the paper's table (see `Grid`).
     """
-    flow = ProbabilityFlow(network, schedule, data_range, check_condition(condition, len(start)))
-    end_time = check_end_time(end_time, schedule)
-    grid = Grid(steps, schedule.final_time, end_time, denoise, convention)
     check_start(start)
-    watch, x = FiniteWatch(start), start
-    for t, _, h in grid.moves():
-        x = x + h * flow.ode_slope(x, t)
-        watch.look(x, t)
-    if grid.posterior_mean_last:
-        x = flow.denoised(x, end_time)
-        watch.look(x, end_time)
-    watch.require_finite()
-    return SolverResult(x, torch.full((len(x),), steps))
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
+    return dynamics.euler(
+        start, Grid(steps, schedule.final_time, check_end_time(end_time, schedule), denoise, convention)
+    )
 
 
 @torch.no_grad()
@@ -68,8 +60,8 @@ def probability_flow_adaptive(
     """
     from torchdiffeq import odeint
 
-    flow = ProbabilityFlow(network, schedule, data_range, check_condition(condition, len(start)))
     check_start(start)
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
     if not (relative_tolerance > 0 and absolute_tolerance > 0):
         raise ValueError(
             f"tolerances must be positive, got relative_tolerance={relative_tolerance}, "
@@ -84,17 +76,11 @@ def probability_flow_adaptive(
         evaluations += 1
         # time runs down, torchdiffeq's up; its float32 may end an ulp below end_time
         t = min(max(final_time - float(elapsed), end_time), final_time)
-        value = flow.ode_slope(x, t)
+        value = dynamics.ode_slope(x, t)
         bad = not_finite(value)
         if bool(bad.any()):  # step sizes are chosen on the host anyway
             raise ValueError(bad_value_message(evaluations, t, bad.nonzero().flatten().tolist()))
         return value
 
     x: Tensor = odeint(slope, start, times, rtol=relative_tolerance, atol=absolute_tolerance, method=method)[-1]
-    if denoise:
-        x = flow.denoised(x, end_time)
-        evaluations += 1
-    watch = FiniteWatch(x)
-    watch.look(x, end_time)
-    watch.require_finite()
-    return SolverResult(x, torch.full((len(x),), evaluations))
+    return dynamics.ended(x, end_time, torch.full((len(x),), evaluations), denoise)

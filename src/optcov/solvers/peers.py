@@ -81,7 +81,7 @@ def peer(
     for t in scheduler.timesteps.tolist():
         prediction = network(x, t + 1, **condition)
         x = scheduler.step(prediction.noise.to(x.dtype), t, x, **noise).prev_sample
-        watch.look(x, t + 1)
+        watch.note(x, t + 1)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), len(scheduler.timesteps)))
 
@@ -99,11 +99,7 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
         )
     row = PEERS[name]
     _check_steps(name, row, schedule.grid_size, steps)
-    options = {
-        **row.options,
-        "num_train_timesteps": schedule.grid_size,
-        "trained_betas": schedule.betas.tolist(),
-    }
+    options = {**row.options, "num_train_timesteps": schedule.grid_size, "trained_betas": schedule.betas.tolist()}
     if row.clips:
         options.update(clip_options(data_range))
     scheduler = getattr(diffusers, row.scheduler)(**options)

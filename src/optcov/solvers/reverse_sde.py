@@ -9,6 +9,7 @@ Going down by dt > 0, with x_t = a x_0 + b eps and, for the SDE, score = -eps_ha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -18,72 +19,81 @@ from torch import Tensor
 
 from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
-from optcov.prediction import Network, take
+from optcov.noise import NoiseSource
+from optcov.prediction import Network, Prediction, check_condition, take
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time
+from optcov.solvers.result import SolverResult
+from optcov.watch import FiniteWatch
 
 CONVENTIONS = ("exact", "score_sde")
 
 
-class ProbabilityFlow:
-    """Right-hand side of the ODE; data_range clips the last, denoised image only.
+@final
+class ReverseDynamics:
+    """Right-hand sides of the ODE, and of the SDE for the VP SDE alone; data_range clips the last image only.
 
-    condition: what else the network takes by name, each a tensor with one entry per sample.
+    condition: what else the network takes by name, each a tensor with one entry per sample of start (B, *D).
     """
 
     def __init__(
         self,
         network: Network,
         schedule: Schedule,
+        start: Tensor,
         data_range: tuple[float, float] | None = None,
         condition: Mapping[str, Tensor] | None = None,
     ):
-        schedule.require_real_times("the probability flow")
-        self.schedule, self.condition = schedule, dict(condition or {})
+        self.schedule, self.condition = schedule, check_condition(condition, len(start))
         self._process = ReverseProcess(network, ForwardProcess(schedule), "beta_tilde", data_range)
 
     def ode_slope(self, x: Tensor, t: Time) -> Tensor:
         """Slope of the probability flow per unit of time going down, (B, *D)."""
         of_clean, of_noise = self.schedule.level_rates(t)
-        slope = self._process.predict(x, t, **self.condition).combined(-of_clean, -of_noise)
-        return slope.to(x.dtype)
-
-    def denoised(self, x: Tensor, t: Time) -> Tensor:
-        """The posterior mean E[x_0 | x_t], (B, *D)."""
-        prediction = self._process.predict(x, t, **self.condition)
-        return self._process.bounds.clip(prediction.clean)
-
-
-@final
-class ReverseSDE(ProbabilityFlow):
-    """Right-hand side of the SDE, too, for the VP SDE alone."""
-
-    def __init__(
-        self,
-        network: Network,
-        schedule: Schedule,
-        data_range: tuple[float, float] | None = None,
-        condition: Mapping[str, Tensor] | None = None,
-    ):
-        schedule.beta(schedule.final_time)  # refuses what is no VP SDE
-        super().__init__(network, schedule, data_range, condition)
+        return self._predict(x, t).combined(-of_clean, -of_noise).to(x.dtype)
 
     def sde_slope(self, x: Tensor, t: Time) -> Tensor:
         """Drift of the reverse SDE per unit of time going down, (B, *D)."""
-        return per_sample(self.schedule.beta(t), x) * (x / 2 - self._scaled_noise(x, t))
+        beta = per_sample(self.schedule.beta(t), x)
+        return beta * (x / 2 - self._predict(x, t).noise.to(x.dtype) / per_sample(self.schedule.beta_bar(t).sqrt(), x))
 
     def diffusion(self, t: Time) -> Tensor:
         """sqrt(beta), () or (B,)."""
         return self.schedule.beta(t).sqrt()
 
-    def among(self, rows: Tensor) -> ReverseSDE:
+    def among(self, rows: Tensor) -> ReverseDynamics:
         """The same for some of the samples."""
-        process = self._process
-        return ReverseSDE(process.network, self.schedule, process.data_range, take(self.condition, rows))
+        other = copy(self)
+        other.condition = take(self.condition, rows)
+        return other
 
-    def _scaled_noise(self, x: Tensor, t: Time) -> Tensor:
-        noise = self._process.predict(x, t, **self.condition).noise
-        return noise.to(x.dtype) / per_sample(self.schedule.beta_bar(t).sqrt(), x)
+    def euler(self, start: Tensor, grid: Grid, noise: NoiseSource | None = None) -> SolverResult:
+        """Walk from start along the grid by Euler's method: the ODE, or with noise the SDE."""
+        watch, x = FiniteWatch(start), start
+        for number, (t, s, h) in enumerate(grid.moves(), start=1):
+            if noise is None:
+                x = x + h * self.ode_slope(x, t)
+            else:
+                x = x + h * self.sde_slope(x, t)
+                if not (grid.denoise and number == grid.steps):
+                    x = x + self.diffusion(t) * h**0.5 * noise.draw(number, t, s)
+            watch.note(x, t)
+        evaluations = torch.full((len(x),), grid.steps - grid.posterior_mean_last)
+        return self.ended(x, grid.end_time, evaluations, grid.posterior_mean_last, watch)
+
+    def ended(
+        self, x: Tensor, t: float, evaluations: Tensor, denoise: bool, watch: FiniteWatch | None = None
+    ) -> SolverResult:
+        """The result of a solver that ended at time t: with `denoise` the posterior mean E[x_0 | x_t], not x itself."""
+        if denoise:
+            x, evaluations = self._process.bounds.clip(self._predict(x, t).clean), evaluations + 1
+        watch = watch or FiniteWatch(x)
+        watch.note(x, t)
+        watch.require_finite()
+        return SolverResult(x, evaluations)
+
+    def _predict(self, x: Tensor, t: Time) -> Prediction:
+        return self._process.predict(x, t, **self.condition)
 
 
 @final

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from optcov.forward import ForwardProcess
+from optcov.noise import StepNoise
 from optcov.prediction import Network, check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule
-from optcov.solvers.result import NoiseSource, SolverResult, StepNoise
-from optcov.solvers.reverse_sde import Grid, ReverseSDE, check_end_time
+from optcov.solvers.result import SolverResult, noise_source
+from optcov.solvers.reverse_sde import Grid, ReverseDynamics, check_end_time
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch
 
@@ -47,21 +48,9 @@ def euler_maruyama(
     >>> result.x_0.shape, result.evaluations.tolist()
     (torch.Size([2, 1]), [10, 10])
     """
-    sde = ReverseSDE(network, schedule, data_range, check_condition(condition, len(start)))
-    end_time = check_end_time(end_time, schedule)
-    grid = Grid(steps, schedule.final_time, end_time, denoise, convention)
-    source, watch = NoiseSource(start, seed, indices, noise), FiniteWatch(start)
-    x, moves = start, grid.moves()
-    for number, (t, s, h) in enumerate(moves, start=1):
-        x = x + h * sde.sde_slope(x, t)
-        if not (denoise and number == steps):
-            x = x + sde.diffusion(t) * h**0.5 * source.draw(number, t, s)
-        watch.look(x, t)
-    if grid.posterior_mean_last:
-        x = sde.denoised(x, end_time)
-        watch.look(x, end_time)
-    watch.require_finite()
-    return SolverResult(x, torch.full((len(x),), steps))
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
+    grid = Grid(steps, schedule.final_time, check_end_time(end_time, schedule), denoise, convention)
+    return dynamics.euler(start, grid, noise_source(start, seed, indices, noise))
 
 
 @torch.no_grad()
@@ -84,10 +73,10 @@ def ancestral_sampling(
     """
     process = ReverseProcess(network, ForwardProcess(schedule), "beta", data_range)
     condition = check_condition(condition, len(start))
-    source, watch, x = NoiseSource(start, seed, indices, noise), FiniteWatch(start), start
+    source, watch, x = noise_source(start, seed, indices, noise), FiniteWatch(start), start
     for number, (t, s) in enumerate(Trajectory.even(schedule, steps).descending(), start=1):
         step = process.step_from(process.predict(x, t, **condition), s)
         x = step.sample(source.draw(number, t, s)) if s > 0 else step.mean
-        watch.look(x, t)
+        watch.note(x, t)
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), steps))

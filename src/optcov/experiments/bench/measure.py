@@ -21,7 +21,7 @@ from typing import Any, final
 
 from optcov.experiments.bench import work
 from optcov.experiments.bench.work import BenchSize, Contest
-from optcov.timing import interleaved, ratio
+from optcov.experiments.timing import interleaved, ratio
 
 BENCHMARKS: dict[str, Callable[[BenchSize], Contest]] = {
     "heads": work.heads,
@@ -86,7 +86,7 @@ def peak_of(name: str, size: BenchSize) -> float:
     numbers = f"{size.rounds}, {size.batch}, {size.image_size}, {size.channels!r}, {size.times}"
     program = (
         "from optcov.experiments.bench import BENCHMARKS, BenchSize\n"
-        "from optcov.timing import peak_memory\n"
+        "from optcov.experiments.timing import peak_memory\n"
         f"BENCHMARKS[{name!r}](BenchSize({numbers})).ours()\n"
         "print(peak_memory())\n"
     )

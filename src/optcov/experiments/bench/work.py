@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optcov.experiments.timing import Work
 from optcov.fitting import Batch, HeadObjective, new_heads
 from optcov.fitting.closed_form import Rows, apply, log_estimate, transposed_product
 from optcov.fitting.objectives import observe as observe_training
 from optcov.forward import ForwardProcess
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import TimeGrid
-from optcov.likelihood.designs import DesignSet
+from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.terms import observe, seeded_noise, transition_cost
 from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead
 from optcov.networks.unet import build_unet
@@ -25,7 +26,6 @@ from optcov.prediction import NoisePrediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import sample
 from optcov.schedule import Schedule
-from optcov.timing import Work
 from optcov.trajectory import Trajectory
 
 LOOP_STEPS = 10  # of the loop over s that are timed and scaled up
@@ -135,14 +135,14 @@ def sweep(size: BenchSize) -> Contest:
     schedule = Schedule.linear(N)
     process = ReverseProcess(network, ForwardProcess(schedule), "npr")
     grid = TimeGrid(process.forward, range(1, N + 1))
-    sums = Sums(process, grid, DesignSet(["npr"], process.forward, {}), ["paper"], "exact", 8, x_0[0].numel())
+    sums = Sums(process, grid, PricedCovariances(["npr"], process.forward, {}), ["paper"], "exact", 8, x_0[0].numel())
     group = torch.arange(size.batch) % 8
     seen = observe(process, x_0, N, noise)
 
     @torch.no_grad()
     def ours() -> None:
         eps = seeded_noise(schedule, 0, range(size.batch), shape[1:], torch.float32)(N)
-        column: TimeColumn = sums.column(N - 1)
+        column: TimeColumn = TimeColumn(sums, N - 1)
         column.add(observe(process, x_0, N, eps), eps.double(), group)
         sums.finish(N - 1, column)
 

@@ -14,8 +14,8 @@ from optcov.covariances import find_covariance
 from optcov.experiments.tables.cells import Cell, Plan, Result, result_of
 from optcov.experiments.tables.published import published
 from optcov.experiments.tables.result import Entry, Row, Section, TableResult
+from optcov.experiments.timing import Timing, Work, interleaving, peak_memory, ratio
 from optcov.methods import find_method
-from optcov.timing import Timing, Work, interleaving, peak_memory, ratio
 
 BARE = "noise"
 

@@ -22,12 +22,12 @@ from optcov.experiments.tables.published import (
 from optcov.experiments.tables.reference import Reference
 from optcov.experiments.tables.scoring import compute_likelihood, rows_by_covariance
 from optcov.experiments.tables.sizes import TableSize
+from optcov.experiments.timing import device_name
 from optcov.methods import METHODS, PEER_METHODS, find_method, unknown_method
 from optcov.metrics import Extractor
 from optcov.metrics.frechet import Features
 from optcov.metrics.sources import check_draws_images
 from optcov.schedule import Schedule
-from optcov.timing import device_name
 
 OWN = "own"  # the schedule that a bundle was trained on
 LEAST_STEPS = 2  # of a trajectory

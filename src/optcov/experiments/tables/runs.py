@@ -13,7 +13,7 @@ from optcov.experiments.tables.likelihoods import bpd_cells, bpd_plan, iddpm_pla
 from optcov.experiments.tables.normalised import normalised_plan, normalised_work
 from optcov.experiments.tables.result import TableResult
 from optcov.experiments.tables.timesteps import timesteps_plan, timesteps_work
-from optcov.timing import machine
+from optcov.experiments.timing import machine
 
 WITHOUT_SAMPLES = ("bpd", "cost", "iddpm", "repeats")
 

@@ -19,7 +19,7 @@ from optcov.experiments.tables.cells import Result
 from optcov.experiments.tables.images import TableImages
 from optcov.forward import ForwardProcess
 from optcov.likelihood import CostTable, Sweep, even_on_grid, likelihood_table
-from optcov.likelihood.designs import priced
+from optcov.likelihood.priced import priced_names
 from optcov.reverse import ReverseProcess
 from optcov.trajectory import Trajectory
 
@@ -37,7 +37,7 @@ def row_of(covariance: str) -> str:
 
 def rows_by_covariance() -> dict[str, str]:
     """The rows of all covariances that a sweep scores."""
-    return {name: row_of(name) for name in priced()}
+    return {name: row_of(name) for name in priced_names()}
 
 
 def compute_likelihood(
@@ -112,11 +112,10 @@ def _rows(train: CostTable, test: CostTable, lengths: list[int]) -> list[Result]
     """The rows of both kinds, and how much less OT needs than ET on the same images."""
     rows = []
     for row in likelihood_table(train, test, lengths, LAST_VARIANCE):
-        record = {"covariance": row.design, **row.to_json(), "gain": None}
-        del record["design"]
+        record = {**row.to_json(), "gain": None}
         if row.kind == "OT":
             even = even_on_grid(test.grid, row.K)
-            gain = test.difference(row.design, Trajectory(row.times), row.design, even, LAST_VARIANCE)
+            gain = test.difference(row.covariance, Trajectory(row.times), row.covariance, even, LAST_VARIANCE)
             record["gain"] = {"mean": gain.mean, "standard_error": gain.standard_error}
         rows.append(record)
     return rows
@@ -124,7 +123,7 @@ def _rows(train: CostTable, test: CostTable, lengths: list[int]) -> list[Result]
 
 def _even_rows(test: CostTable, lengths: list[int]) -> list[Result]:
     rows = []
-    for covariance in test.designs:
+    for covariance in test.covariances:
         for K in lengths:
             trajectory = even_on_grid(test.grid, K)
             score = test.score(covariance, trajectory, LAST_VARIANCE)

@@ -17,7 +17,7 @@ PRICED = ("isotropic", "diagonal", "range")  # structures whose costs follow fro
 
 
 @final
-class DesignSet:
+class PricedCovariances:
     """The covariances of a sweep by name; None stands for one whose numbers the sweep itself measures."""
 
     def __init__(
@@ -36,10 +36,10 @@ class DesignSet:
                     f"score it by elbo"
                 )
             measured = not custom and kind.number is not None and numbers.get(kind.number) is None
-            design = None if measured else make_covariance((custom or {}).get(name, name), dict(numbers))
-            self.by_name[name] = None if design is None else design.bound_to(forward)
+            covariance = None if measured else make_covariance((custom or {}).get(name, name), dict(numbers))
+            self.by_name[name] = None if covariance is None else covariance.bound_to(forward)
         if not self.by_name:
-            raise ValueError(f"a sweep needs at least one covariance; choose from {', '.join(priced())}")
+            raise ValueError(f"a sweep needs at least one covariance; choose from {', '.join(priced_names())}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,14 +57,14 @@ class DesignSet:
         return {name: d for name, d in self.by_name.items() if d is not None and d.structure == "isotropic"}
 
 
-def priced() -> list[str]:
+def priced_names() -> list[str]:
     """Names of all covariances that a sweep can price."""
     return [name for name, kind in Covariance.registry.items() if kind.structure in PRICED]
 
 
-def default_designs(heads: Sequence[str], forward: ForwardProcess) -> list[str]:
+def default_covariances(heads: Sequence[str], forward: ForwardProcess) -> list[str]:
     """All that need no head, and those whose head the network has."""
-    kinds = {name: Covariance.registry[name] for name in priced()}
+    kinds = {name: Covariance.registry[name] for name in priced_names()}
     return [
         name
         for name, kind in kinds.items()
