@@ -53,6 +53,7 @@ def new_heads(
         for name in names:
             head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
             head.unit = _unit(kinds[name], head, network.schedule)
+            head.about = kinds[name].about if isinstance(head, TimedHead) else "zero"
             tasks[name] = head_task(name, head.to(example.device))
     return tasks
 
@@ -68,7 +69,7 @@ def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, st
     if kind == "timed":
         if loss != "gamma":
             raise TrainingError('timed heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
-        return ("timed", "exp", covariance.base) if covariance.has_posterior else ("conv", "linear", "")
+        return ("timed", "exp", "scale") if covariance.has_posterior else ("conv", "linear", "")
     return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear", ""
 
 

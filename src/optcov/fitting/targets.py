@@ -21,11 +21,13 @@ class HeadTask:
 
     def regression(self, example: Example) -> Regression:
         """What the head is fitted on, in its unit."""
+        if self.module.about == "prediction":
+            return self.covariance.excess_regression(example, self.module.unit)
         return self.covariance.regression(example, self.module.unit)
 
     def scale(self, example: Example, regression: Regression) -> Tensor:
         """The order of the target of each sample, (B,), float64: what a timed head is relative to."""
-        if self.covariance.base == "noise":  # the target less the square of the prediction
+        if self.module.about == "prediction":  # whose target may be negative
             return example.residual(self.module.unit).double().square().flatten(1).mean(1)
         return regression.target.double().flatten(1).mean(1)
 
