@@ -17,7 +17,7 @@ variance in the unit becomes one of x_0 by a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -88,15 +88,18 @@ class Prediction:
     spread: Tensor  # b = sqrt(beta_bar)
     heads: Mapping[str, Tensor] = field(default_factory=_Heads)
     units: Mapping[str, str] = field(default_factory=dict)  # of the heads; "noise" unless told
+    excesses: frozenset[str] = frozenset()  # heads that estimate a second moment less the squared prediction
 
     @staticmethod
     def of(answer: object, x_t: Tensor, t: float | Tensor, signal: Tensor, spread: Tensor) -> Prediction:
         """Take what a network returned for x_t at t; half precision is lifted."""
         units: Mapping[str, str] = {}
+        excesses: frozenset[str] = frozenset()
         if isinstance(answer, NoisePrediction):
             output, kind, heads = answer.noise, "epsilon", answer.heads
         elif isinstance(answer, Prediction):
-            output, kind, heads, units = answer.output, answer.kind, answer.heads, answer.units
+            output, kind, heads = answer.output, answer.kind, answer.heads
+            units, excesses = answer.units, answer.excesses
         else:
             raise ValueError(
                 f"the network returned a {type(answer).__name__}; a network returns NoisePrediction(noise, heads)"
@@ -114,7 +117,7 @@ class Prediction:
         for name, head in heads.items():
             if head.dtype.itemsize < 4:
                 lifted[name] = head.float()
-        return Prediction(x_t, t, output, kind, signal, spread, lifted, units)
+        return Prediction(x_t, t, output, kind, signal, spread, lifted, units, excesses)
 
     @cached_property
     def clean(self) -> Tensor:
@@ -170,9 +173,11 @@ class Prediction:
         factor = self.factor(self.units.get(head, "noise"))
         return (per_sample(factor, value) if factor.ndim else factor) * value
 
-    def with_heads(self, heads: Mapping[str, Tensor], units: Mapping[str, str] | None = None) -> Prediction:
-        """The same with heads, each in its unit."""
-        return replace(self, heads=_Heads(heads), units=units or {})
+    def with_heads(
+        self, heads: Mapping[str, Tensor], units: Mapping[str, str] | None = None, excesses: Iterable[str] = ()
+    ) -> Prediction:
+        """The same with heads, each in its unit; excesses: those that are less the squared prediction."""
+        return replace(self, heads=_Heads(heads), units=units or {}, excesses=frozenset(excesses))
 
     def bad_samples(self) -> Tensor:
         """Mark samples with a NaN or infinity in the output or in any head: (B,) booleans."""

@@ -91,12 +91,31 @@ class Regression:
     offset: Tensor  # (B,), float64
     slope: Tensor  # (B,), float64
     weight: Tensor  # (B,), float64
+    spread: Tensor | None = None  # A, (B, *D), if the target's variance is A g + 2 g^2 instead of 2 g^2
 
     @staticmethod
-    def plain(target: Tensor) -> Regression:
+    def plain(target: Tensor, spread: Tensor | None = None) -> Regression:
         """log g = raw, for every sample."""
         zero = torch.zeros(len(target), dtype=torch.float64)
-        return Regression(target, zero, zero + 1, zero + 1)
+        return Regression(target, zero, zero + 1, zero + 1, spread)
+
+    def deviance(self, log_g: Tensor) -> Tensor:
+        """-2 log quasi-likelihood of each pixel to a constant, (B, *D): y / g + log g where A = 0."""
+        if self.spread is None:
+            return self.target * torch.exp(-log_g) + log_g
+        g, A = log_g.exp(), self.spread.clamp(min=1e-12)
+        return (A + 2 * g).log() + 2 * self.target / A * torch.log1p(A / (2 * g))
+
+    def score(self, log_g: Tensor) -> Tensor:
+        """Half the slope of minus the deviance by log g, (B, *D): (y - g) / g where A = 0."""
+        if self.spread is None:
+            return self.target * torch.exp(-log_g) - 1
+        g = log_g.exp()
+        return 2 * (self.target - g) / (self.spread + 2 * g)
+
+    def information(self, log_g: Tensor) -> Tensor | None:
+        """Expected curvature of the deviance by log g, (B, *D), in (0, 1]; None where it is 1."""
+        return None if self.spread is None else 2 / (2 + self.spread * torch.exp(-log_g))
 
     def log_estimate(self, output: Tensor) -> Tensor:
         """log g, (B, *D), by the logarithm of a head's output, or by a linear output itself."""
@@ -141,7 +160,7 @@ class Covariance(ABC):
     bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated
     target_can_be_negative: ClassVar[bool] = False
     unit: ClassVar[str] = "noise"  # of the heads that are fitted for it, see optcov.prediction
-    base: ClassVar[str] = "scale"  # what a timed head is relative to: the level's mean target, or eps_hat^2 plus that
+    about: ClassVar[str] = "zero"  # what moment a timed head estimates: about "zero", or less the squared "prediction"
     rows: ClassVar[tuple[Row, ...]] = ()
     registry: ClassVar[dict[str, type[Covariance]]] = {}
 
@@ -181,6 +200,11 @@ class Covariance(ABC):
     def regression(cls, example: Example, unit: str) -> Regression:
         """What the covariance's head is fitted on."""
         raise ValueError(f"covariance {cls.name!r} reads no head, so that there is nothing to fit")
+
+    @classmethod
+    def excess_regression(cls, example: Example, unit: str) -> Regression:
+        """What a head about the prediction is fitted on."""
+        raise ValueError(f"covariance {cls.name!r} has no head about the prediction")
 
 
 def check_numbers(numbers: PerTime, schedule: Schedule, name: str) -> None:

@@ -14,16 +14,19 @@ class SquaredNoise(Covariance):
     """v = k (h - eps_hat^2), h = E[eps^2 | x_t]; its error is amplified by |eps_hat + E[eps|x_t]|.
 
     In another unit than noise h and the prediction are of that quantity: the origin matters if the mean is imperfect.
+    A head may estimate the excess h - eps_hat^2 itself: then it is positive by its form, and nothing is clamped.
     """
 
     name = "sn"
     head = "sn"
-    base = "noise"
+    unit = "velocity"
+    about = "prediction"
     rows = rows("SN")
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
-        unit = prediction.units.get("sn", "noise")
-        excess = prediction.heads["sn"] - prediction.in_unit(unit).square()
+        unit, excess = prediction.units.get("sn", "noise"), prediction.heads["sn"]
+        if "sn" not in prediction.excesses:
+            excess = excess - prediction.in_unit(unit).square()
         factor = prediction.factor(unit)
         return Diagonal((per_sample(factor, excess) if factor.ndim else factor) * excess)
 
@@ -31,6 +34,15 @@ class SquaredNoise(Covariance):
     def regression(cls, example: Example, unit: str) -> Regression:
         """Squares of the noise (Eq. 9)."""
         return Regression.plain(example.quantity(unit).square())
+
+    @classmethod
+    def excess_regression(cls, example: Example, unit: str) -> Regression:
+        """y = u^2 - u_hat^2, whose mean is the variance g if the prediction u_hat is the mean of u.
+
+        With u = u_hat + r and r of variance g, y = 2 u_hat r + r^2 has the variance 4 u_hat^2 g + 2 g^2.
+        """
+        square = example.prediction.in_unit(unit).square()
+        return Regression.plain(example.quantity(unit).square() - square, spread=4 * square)
 
 
 @final

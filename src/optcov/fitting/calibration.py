@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.covariances import of_head
+from optcov.covariances import Example, of_head
 from optcov.fitting.batches import Batches, Source
 from optcov.fitting.config import TrainingError
 from optcov.fitting.heads import HeadTask
@@ -74,10 +74,17 @@ def calibrate(
         prediction = network.predict_from(output, example.prediction.x_t, batch.times)
         times.append(batch.times.double())
         predicted.append(prediction.heads[head].flatten(1).mean(1, dtype=torch.float64).cpu())
-        measured.append(task.regression(example).target.flatten(1).mean(1, dtype=torch.float64).cpu())
+        measured.append(_measured(task, example).flatten(1).mean(1, dtype=torch.float64).cpu())
         if progress is not None:
             progress(number, count)
     return _pool(torch.cat(times), torch.cat(predicted), torch.cat(measured), network.schedule.final_time, parts)
+
+
+def _measured(task: HeadTask, example: Example) -> Tensor:
+    """What a head should say on average; of an excess, whose own target has both signs, the squared residual."""
+    if task.module.about == "prediction":
+        return example.residual(task.module.unit).square()
+    return task.regression(example).target
 
 
 def _pool(times: Tensor, predicted: Tensor, measured: Tensor, final_time: float, parts: int) -> Calibration:

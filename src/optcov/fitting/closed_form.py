@@ -199,9 +199,9 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
             regression, parts = rows.regressions[name], hats(head, rows.log_snr).double()
             weight = (regression.weight * regression.slope.square()).to(parts.device)
             pairs = torch.einsum("b,bk,bl->bkl", weight, parts, parts)
-            gram = torch.einsum("bkl,bpq->kplq", pairs, squares)
-            gram = gram.reshape(parts.shape[1] * patches.shape[2], -1)
             fresh = log_estimate(head, rows, regression, torch.zeros_like(regression.target))
+            gram = torch.einsum("bkl,bpq->kplq", pairs, _weighted_squares(patches, squares, regression, fresh))
+            gram = gram.reshape(parts.shape[1] * patches.shape[2], -1)
             moment = transposed_product(head, rows, _start_residual(regression, fresh))
             for sums, value in ((grams, gram), (moments, moment), (losses, _deviance(regression, fresh))):
                 sums[name] = sums[name] + value if name in sums else value
@@ -214,8 +214,22 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
     return starts
 
 
+def _weighted_squares(patches: Tensor, squares: Tensor, regression: Regression, fresh: Tensor) -> Tensor:
+    """X^T W X by sample, (B, P, P), for the information W of a fresh head; over channels their mean."""
+    information = regression.information(fresh)
+    if information is None:
+        return squares
+    weight = _as_rows(information).mean(2, keepdim=True)
+    return (patches.mT @ (weight * patches)).double()
+
+
 def _start_residual(regression: Regression, fresh: Tensor) -> Tensor:
-    """Weighted slope times what X w should be for log g to be log y on average, by the log g of a fresh head."""
+    """Weighted slope times what X w should be for log g to be log y on average, by the log g of a fresh head.
+
+    Targets that may be negative have no logarithm: they start from one step of scoring.
+    """
+    if regression.spread is not None:
+        return per_sample(regression.weight * regression.slope, fresh) * regression.score(fresh)
     log_y = regression.target.clamp(min=SMALLEST_TARGET).log() - LOG_CHI_SQUARE_MEAN
     return per_sample(regression.weight * regression.slope, log_y) * (log_y - fresh)
 
@@ -223,7 +237,7 @@ def _start_residual(regression: Regression, fresh: Tensor) -> Tensor:
 def _deviance(regression: Regression, log_g: Tensor) -> Tensor:
     """Weighted sum of y / g + log g, and the number of terms, float64 (2,) on the CPU."""
     weight = per_sample(regression.weight, log_g)
-    total = (weight * (regression.target * torch.exp(-log_g) + log_g)).sum(dtype=torch.float64).cpu()
+    total = (weight * regression.deviance(log_g)).sum(dtype=torch.float64).cpu()
     return torch.stack([total, regression.weight.sum().cpu() * log_g[0].numel()])
 
 
@@ -238,10 +252,9 @@ def _score_pass(
             regression = rows.regressions[name]
             raw = apply(head, rows, weights[name])
             log_g = log_estimate(head, rows, regression, raw)
-            ratio = regression.target * torch.exp(-log_g)
-            weight = per_sample(regression.weight, ratio)
-            slope = per_sample(regression.slope, ratio) * head.squash_slope(raw)
-            gradients[name] += transposed_product(head, rows, weight * slope * (ratio - 1)).cpu()
+            weight = per_sample(regression.weight, raw)
+            slope = per_sample(regression.slope, raw) * head.squash_slope(raw)
+            gradients[name] += transposed_product(head, rows, weight * slope * regression.score(log_g)).cpu()
             sums[name] += _deviance(regression, log_g)
     result = {}
     for name, gradient in gradients.items():

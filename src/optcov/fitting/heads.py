@@ -27,11 +27,13 @@ class HeadTask:
 
     def regression(self, example: Example) -> Regression:
         """What the head is fitted on, in its unit."""
+        if self.module.about == "prediction":
+            return self.covariance.excess_regression(example, self.module.unit)
         return self.covariance.regression(example, self.module.unit)
 
     def scale(self, example: Example, regression: Regression) -> Tensor:
         """The order of the target of each sample, (B,), float64: what a timed head is relative to."""
-        if self.covariance.base == "noise":  # the target less the square of the prediction
+        if self.module.about == "prediction":  # whose target may be negative
             return mean_square(example.residual(self.module.unit))
         return regression.target.double().flatten(1).mean(1)
 
@@ -74,6 +76,7 @@ def new_heads(
         for name in names:
             head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
             head.unit = _unit(kinds[name], head, network.schedule)
+            head.about = kinds[name].about if isinstance(head, TimedHead) else "zero"
             tasks[name] = HeadTask(head.to(example.device), kinds[name])
     return tasks
 
@@ -89,7 +92,7 @@ def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, st
     if kind == "timed":
         if loss != "gamma":
             raise TrainingError('timed heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
-        return ("timed", "exp", covariance.base) if covariance.has_posterior else ("conv", "linear", "")
+        return ("timed", "exp", "scale") if covariance.has_posterior else ("conv", "linear", "")
     return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear", ""
 
 

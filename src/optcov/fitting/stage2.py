@@ -222,16 +222,19 @@ def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Red
     for name, head in heads.items():
         total = reduce(sums[name])
         total = total[total[:, 3] > 0]
+        total = total[total[:, 1] > 0]  # where targets of both signs cancel, nothing is known of the mean
+        if not len(total):
+            continue
         levels, gains = (-total[:, 2] / total[:, 3]).numpy(), (total[:, 1] / total[:, 0]).log().numpy()
         head.log_gain.copy_(torch.as_tensor(np.interp(head.scale_levels.double().cpu().numpy(), levels, gains)))
 
 
 def _time_weights(stream: FeatureStream, heads: Mapping[str, Head]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """1 / m_t^2 by head, m_t the mean target at time t; that of a head about the noise is 1 at every time."""
+    """1 / m_t^2 by head, m_t the mean target at time t; that of the squared noise is 1 at every time."""
     schedule = stream.network.schedule
 
     def weight(name: str) -> Callable[[Tensor], Tensor]:
-        if stream.tasks[name].covariance.base == "noise":
+        if stream.tasks[name].covariance.about == "prediction":
             return lambda times: torch.ones(len(times), dtype=torch.float64)
         return lambda times: stream.scale_at(name, schedule.log_snr(times)).clamp(min=1e-12) ** -2
 

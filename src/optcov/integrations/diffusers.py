@@ -85,7 +85,8 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
     options: dict[str, Any] = {}
     kind = find_covariance(row.covariance)
     if kind.head in bundle.heads:
-        options["head_unit"] = bundle.heads[kind.head].unit
+        head = bundle.heads[kind.head]
+        options |= {"head_unit": head.unit, "head_about": head.about}
     number = kind.number
     if number is not None:
         numbers = bundle.per_time(number)(schedule.full_grid()).tolist()

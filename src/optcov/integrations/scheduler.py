@@ -47,7 +47,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
 
     covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" need an unchanged network; "sn" | "npr" | "range"
     read the second half of an output of 2C channels (see `UNetWithHead`).
-    head_unit: the unit of that half, see optcov.prediction.
+    head_unit, head_about: what that half estimates, as `Head.unit` and `Head.about` say.
     eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
     mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
     noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
@@ -79,6 +79,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         rescale_betas_zero_snr: bool = False,
         covariance: str = "beta_tilde",
         head_unit: str = "noise",
+        head_about: str = "zero",
         eta: float = 1.0,
         use_clipped_model_output: bool | None = None,
         mean_square_noise: list[float] | None = None,
@@ -219,7 +220,10 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
         x_t, raw = sample.to(dtype), model_output.to(dtype)
         prediction = Prediction(x_t, t, raw[:, :channels], self.config.prediction_type, *self.schedule.levels(t))
-        return prediction.with_heads({head: raw[:, channels:]} if head else {}, {head or "": self.config.head_unit})
+        if head is None:
+            return prediction
+        excesses = [head] if self.config.head_about == "prediction" else []
+        return prediction.with_heads({head: raw[:, channels:]}, {head: self.config.head_unit}, excesses)
 
 
 _CHANNEL_REMEDY = (

@@ -127,14 +127,16 @@ class HeadedNetwork(nn.Module):
         """The same with what the heads say."""
         prediction = self.prediction_from(output, x_t, t)
         log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32).expand(len(x_t))
-        heads, units = {}, {}
+        heads, units, excesses = {}, {}, []
         for name, head in self.heads.items():
             units[name] = unit = str(head.unit)
+            if head.about == "prediction":
+                excesses.append(name)
             predicted = prediction.in_unit(unit) if head.needs_prediction else None
             heads[name] = head(output.features, output.time_embedding, log_snr, predicted, output.activation)
         if self.learned_range:
             heads["range"] = output.output[:, x_t.shape[1] :].contiguous()
-        return prediction.with_heads(heads, units)
+        return prediction.with_heads(heads, units, excesses)
 
 
 def _settings(module: nn.Module) -> Any:

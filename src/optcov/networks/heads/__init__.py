@@ -27,23 +27,26 @@ HEADS: dict[str, type[Head]] = {"conv": ConvHead, "residual": ResidualHead, "den
 def build_head(config: Mapping[str, Any]) -> Head:
     """Build a head from what `head_config` returned; the weights come separately."""
     options = dict(config)
-    kind, unit = options.pop("kind", None), options.pop("unit", "noise")
+    kind, unit, about = options.pop("kind", None), options.pop("unit", "noise"), options.pop("about", "zero")
     if kind not in HEADS:
         raise ValueError(f"unknown kind of head {kind!r}; choose one of {', '.join(HEADS)}")
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r} of a head; choose one of {', '.join(UNITS)}")
+    if about not in ("zero", "prediction"):
+        raise ValueError(f"a head is about zero or about the prediction, not about {str(about)[:50]!r}")
     try:
         head = HEADS[kind](**options)
     except TypeError as error:
         raise ValueError(f"the options {options} do not fit a head of kind {kind!r}: {error}") from error
-    head.unit = unit
+    head.unit, head.about = unit, about
     return head
 
 
 def head_config(head: Head) -> dict[str, Any]:
     """Everything that `build_head` needs, as plain JSON values."""
-    unit = {} if head.unit == "noise" else {"unit": head.unit}  # as before there were units
-    return {"kind": head.kind, **head.config, **unit}
+    told = {"unit": head.unit, "about": head.about}
+    usual = {"unit": "noise", "about": "zero"}  # as before there were others
+    return {"kind": head.kind, **head.config, **{name: v for name, v in told.items() if v != usual[name]}}
 
 
 __all__ = ["HEADS", "ConvHead", "DenseHead", "Head", "ResidualHead", "TimedHead", "build_head", "head_config"]
