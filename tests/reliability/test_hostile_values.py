@@ -28,6 +28,8 @@ from optcov.cli import app
 from optcov.data import DataError
 from optcov.data.sample_directory import SampleDirectory
 from optcov.fitting import time_grid
+from optcov.fitting.config import TrainingConfig
+from optcov.fitting.fit import FitSettings
 from optcov.likelihood.discretised import discretised_log_prob
 from optcov.storage import StorageError
 from small_bundles import save_with_images, small_bundle, small_unet
@@ -242,6 +244,19 @@ def test_more_times_than_make_sense_are_refused(saved: Path, tmp_path: Path, opt
     [lambda content: b"", lambda content: content[:40], lambda content: content[:-12], lambda content: content[:-1]],
     ids=["empty", "cut early", "without its end", "one byte short"],
 )
+@pytest.mark.parametrize("name", ["images", "steps", "calibration_samples", "score_samples"])
+def test_a_fit_that_would_never_end_is_refused(name):
+    FitSettings(**{name: 10**9}, kind="residual")
+    with pytest.raises(ValueError, match=rf"{name} = 1000000001 would never end; use 1000000000 or fewer"):
+        FitSettings(**{name: 10**9 + 1}, kind="residual")
+
+
+def test_a_training_that_would_never_end_is_refused():
+    TrainingConfig(10**9)
+    with pytest.raises(ValueError, match=r"steps = 10{40} would never end; use 1000000000 or fewer"):
+        TrainingConfig(10**40)
+
+
 def test_a_damaged_image_is_drawn_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     directory = SampleDirectory(tmp_path, {})
     directory.save(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), [0, 1, 2])

@@ -72,7 +72,7 @@ def command(
     from optcov.methods import DEFAULT_METHOD
     from optcov.processes import this_process
 
-    method = method or DEFAULT_METHOD
+    method = DEFAULT_METHOD if method is None else method
 
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")

@@ -23,7 +23,7 @@ from optcov.data.tensors import as_sets, fitted_to
 from optcov.fitting.batches import Batches
 from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
-from optcov.fitting.config import TrainingConfig, TrainingError
+from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import mixed_precision
@@ -83,6 +83,9 @@ class FitSettings:
         for name in ("times", "measure_images", "calibration_samples", "score_samples"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
+        for name in ("images", "steps", "calibration_samples", "score_samples"):  # each is work that is really done
+            if getattr(self, name) > MOST:
+                raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
         if self.score_samples and self.kind != "residual":
             raise TrainingError("only residual heads have checkpoints to choose among by a score; use kind residual")
 

@@ -10,6 +10,7 @@ from typing import final
 
 from torch import Tensor
 
+from optcov.bundle import load
 from optcov.data import ImageSet
 from optcov.experiments.tables.images import TableImages
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
@@ -45,12 +46,13 @@ class Reference:
 
     @cached_property
     def identity(self) -> str:
-        """Changes with the content, as far as it is a file or a directory."""
+        """Changes with the content: of a bundle that draws with all of its numbers, of files with their bytes."""
         if self.source is None:
             return self._chosen.checksum
-        bundle, method = split_method(self.source)
-        drawn = "" if method is None else f"from image {APART}"
-        return " ".join(part for part in (self.source, _content(Path(bundle.partition("#")[0])), drawn) if part)
+        name, method = split_method(self.source)
+        if method is not None:
+            return f"{self.source} {load(name).digest()} from image {APART}"
+        return " ".join(part for part in (self.source, _content(Path(name.partition("#")[0]))) if part)
 
     @property
     def name(self) -> str:
