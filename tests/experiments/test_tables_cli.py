@@ -98,6 +98,10 @@ def test_the_best_is_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
     [
         (("table", "magic"), "unknown table 'magic'"),
         (("table", "bpd", "--quick", "--full"), "exclude each other"),
+        (
+            ("table", "fid", "--samples", "1048577"),
+            "1048577 samples are too many for a distance; draw 1048576 or fewer",
+        ),
         (("table", "fid", "--steps", "ten"), "not a list of whole numbers"),
         (("table", "fid", "--schedules", "lin"), "unknown schedule 'lin'; choose linear, cosine, vp_sde or own"),
         (("table", "cost", "--method", "DDIM"), "cost does not take --method; leave it out"),

@@ -227,6 +227,19 @@ def test_more_samples_than_fit_into_memory_are_refused_before_the_first(saved: P
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["images", "steps", "calibration_samples", "score_samples"])
+def test_a_fit_that_would_never_end_is_refused(name):
+    FitSettings(**{name: 10**9}, kind="residual")
+    with pytest.raises(ValueError, match=rf"{name} = 1000000001 would never end; use 1000000000 or fewer"):
+        FitSettings(**{name: 10**9 + 1}, kind="residual")
+
+
+def test_a_training_that_would_never_end_is_refused():
+    TrainingConfig(10**9)
+    with pytest.raises(ValueError, match=r"steps = 10{40} would never end; use 1000000000 or fewer"):
+        TrainingConfig(10**40)
+
+
 def test_more_times_than_make_sense_are_refused(saved: Path, tmp_path: Path, optcov: CommandLine) -> None:
     with memory_below(50), pytest.raises(ValueError, match="999999999 times are too many"):
         time_grid(Schedule.linear(), 999_999_999)
@@ -244,19 +257,6 @@ def test_more_times_than_make_sense_are_refused(saved: Path, tmp_path: Path, opt
     [lambda content: b"", lambda content: content[:40], lambda content: content[:-12], lambda content: content[:-1]],
     ids=["empty", "cut early", "without its end", "one byte short"],
 )
-@pytest.mark.parametrize("name", ["images", "steps", "calibration_samples", "score_samples"])
-def test_a_fit_that_would_never_end_is_refused(name):
-    FitSettings(**{name: 10**9}, kind="residual")
-    with pytest.raises(ValueError, match=rf"{name} = 1000000001 would never end; use 1000000000 or fewer"):
-        FitSettings(**{name: 10**9 + 1}, kind="residual")
-
-
-def test_a_training_that_would_never_end_is_refused():
-    TrainingConfig(10**9)
-    with pytest.raises(ValueError, match=r"steps = 10{40} would never end; use 1000000000 or fewer"):
-        TrainingConfig(10**40)
-
-
 def test_a_damaged_image_is_drawn_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     directory = SampleDirectory(tmp_path, {})
     directory.save(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), [0, 1, 2])
@@ -274,6 +274,17 @@ def test_an_empty_shard_is_drawn_again_and_takes_no_memory(tmp_path: Path, conte
     with memory_below(50):
         assert list(directory.missing(4)) == [2, 3]
         assert directory.first(2).shape == (2, 1, 4, 4)
+
+
+def test_a_shard_with_a_changed_byte_is_drawn_again(tmp_path):
+    directory = SampleDirectory(tmp_path, {}, "npz")
+    directory.save(torch.arange(4 * 64, dtype=torch.int64).to(torch.uint8).reshape(4, 1, 8, 8), range(4))
+    (shard,) = (tmp_path / "shards").iterdir()
+    assert len(directory.missing(4)) == 0
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255  # behind the header of the array
+    shard.write_bytes(content)
+    assert list(directory.missing(4)) == [0, 1, 2, 3]
 
 
 def test_a_shard_that_holds_fewer_images_than_its_name_says_is_drawn_again(tmp_path: Path) -> None:

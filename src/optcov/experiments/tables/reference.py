@@ -13,12 +13,13 @@ from torch import Tensor
 from optcov.bundle import load
 from optcov.data import ImageSet
 from optcov.experiments.tables.images import TableImages
+from optcov.experiments.tables.sizes import MOST_SAMPLES
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.metrics.frechet import Features, mixed
 from optcov.metrics.sources import Drawing, split_method
 
 EXACT = 5000  # images from which on a reference counts as exact rather than being resampled
-APART = 2**20  # number of the first image that a reference draws, beyond those of any row: their noise is independent
+APART = MOST_SAMPLES  # number of the first image that a reference draws: its noise is independent of every row's
 
 
 @final
