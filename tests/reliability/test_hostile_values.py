@@ -278,11 +278,12 @@ def test_an_empty_shard_is_drawn_again_and_takes_no_memory(tmp_path: Path, conte
 
 def test_a_shard_with_a_changed_byte_is_drawn_again(tmp_path):
     directory = SampleDirectory(tmp_path, {}, "npz")
-    directory.save(torch.arange(4 * 64, dtype=torch.int64).to(torch.uint8).reshape(4, 1, 8, 8), range(4))
+    random = torch.Generator().manual_seed(0)
+    directory.save(torch.randint(256, (4, 3, 128, 128), generator=random, dtype=torch.uint8), range(4))
     (shard,) = (tmp_path / "shards").iterdir()
     assert len(directory.missing(4)) == 0
     content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 255  # behind the header of the array
+    content[len(content) * 3 // 4] ^= 255  # far behind the header of the array
     shard.write_bytes(content)
     assert list(directory.missing(4)) == [0, 1, 2, 3]
 
