@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, errors, escaped, finish, print_json, resumable
-from optcov.cli.options import check_seed, default_out, numbers
+from optcov.cli.options import check_out, check_seed, default_out, numbers
 from optcov.progress import track
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     out: Path | None = typer.Option(
         None,
+        callback=check_out,
         help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
     ),
     method: str | None = typer.Option(

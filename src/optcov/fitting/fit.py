@@ -19,7 +19,7 @@ import torch
 from optcov.bundle import Bundle
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.data.tensors import as_sets, fitted_to
+from optcov.data.tensors import as_sets, check_range, fitted_to
 from optcov.fitting.batches import Batches
 from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
@@ -110,6 +110,7 @@ class FitPlan:
         train, test = as_sets(data, settings.calibration_samples > 0)
         self.train = fitted_to(train, bundle.image_shape, bundle.name)
         self.test = None if test is None else fitted_to(test, bundle.image_shape, bundle.name)
+        check_range(self.train, bundle.data_range, bundle.name)
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in heads if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
@@ -129,7 +130,7 @@ class FitPlan:
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the bundle."""
-        options = {**self._history(), "kind": self.settings.kind, "measure_images": self.settings.measure_images}
+        options = {"kind": self.settings.kind, **self._history(), "measure_images": self.settings.measure_images}
         return fit_identity(self.bundle, self.heads, self.train, self.test, self.grid, options)
 
     def __str__(self) -> str:
