@@ -70,14 +70,14 @@ class SampleDirectory:
         """Read the first `count` images back, 8-bit (count, C, H, W)."""
         if self.format == "png":
             files = [self.path / "images" / f"{i:06d}.png" for i in range(count)]
-            images = [torch.from_numpy(read_image(file)) for file in files]
-            for file, image in zip(files, images, strict=True):
-                if image.shape != images[0].shape:
+            drawn = [torch.from_numpy(read_image(file)) for file in files]
+            for file, image in zip(files, drawn, strict=True):
+                if image.shape != drawn[0].shape:
                     raise DataError(
-                        f"{file} has the shape {tuple(image.shape)}, but {files[0].name} has {tuple(images[0].shape)}; "
+                        f"{file} has the shape {tuple(image.shape)}, but {files[0].name} has {tuple(drawn[0].shape)}; "
                         f"remove what is not of this run, to draw it again"
                     )
-            return torch.stack(images)
+            return torch.stack(drawn)
         found: dict[int, Tensor] = {}
         for shard in sorted((self.path / "shards").glob("*.npz")):
             match = _SHARD.fullmatch(shard.name)
