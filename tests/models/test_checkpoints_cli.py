@@ -112,6 +112,7 @@ def test_an_import_that_is_there_is_not_repeated(tmp_path):
     before = (tmp_path / "bundle" / "config.json").stat().st_ino
     again = run(tmp_path / "unet", "--out", tmp_path / "bundle")
     assert "is this very bundle already" in again.stderr
+    assert "wrote" not in again.stdout
     assert (tmp_path / "bundle" / "config.json").stat().st_ino == before
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, tell_left_out
+from optcov.cli.console import announce, finish, print_json, print_table, suggest, tell_left_out
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
@@ -47,7 +47,8 @@ def command(
     bundle = bundle_of(model)
     bundle.check_loadable()
     tell_left_out(bundle)
-    if not overwrite and _is_there(bundle, out):
+    there = not overwrite and _is_there(bundle, out)
+    if there:
         announce(f"{out} is this very bundle already: nothing to do (--overwrite writes it again)")
     else:
         announce(f"{printable(model.source)} can be imported: writes it as a bundle to {out}")
@@ -67,7 +68,8 @@ def command(
         print_json(describe(str(out)))
         return
     print_table("imported", ("", "found"), list(found.items()))
-    finish(out, "optcov", "sample", str(out), "--method", suggested_method(bundle), "--steps", "25")
+    sample = ("optcov", "sample", str(out), "--method", suggested_method(bundle), "--steps", "25")
+    suggest(*sample) if there else finish(out, *sample)
 
 
 def _is_there(bundle: Bundle, out: Path) -> bool:
