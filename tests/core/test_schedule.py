@@ -114,6 +114,13 @@ def test_a_schedule_does_not_follow_later_changes_of_the_callers_betas():
     assert schedule.betas.tolist() == [0.1, 0.2]
 
 
+def test_nobody_changes_the_betas_of_a_schedule_by_those_it_gave():
+    schedule = Schedule.linear(24)
+    before = schedule.betas.clone()
+    schedule.betas.mul_(0.5)
+    assert torch.equal(schedule.betas, before)
+
+
 @given(st.lists(st.floats(1e-9, 0.9), min_size=1, max_size=30))
 def test_alpha_bar_decreases_strictly_for_any_betas(betas):
     schedule = Schedule.from_betas(betas)

@@ -462,6 +462,17 @@ def test_another_content_of_a_directory_of_reference_is_another_cell(tmp_path: P
     assert [by_bundle.index(key) for key in by_bundle] == [0, 0, 0, 3, 3, 3]
 
 
+def test_an_embedded_model_as_reference_is_known_by_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optcov.bundle.loading._models", lambda: tmp_path)
+    keys = []
+    for bundle in (small_bundle(), small_bundle(Schedule.linear(24)), small_bundle()):
+        bundle.save(tmp_path / "small")
+        keys.append(evaluation(reference="small:DDIM").distance_cell("linear", "DDIM", 3).key)
+    assert [keys.index(key) for key in keys] == [0, 1, 0]
+
+
 def test_optimal_trajectories_of_bpd_are_sampled_along(tmp_path: Path) -> None:
     chosen = {"methods": ["NPR-DDPM", "NPR-DDIM"], "schedules": ("linear",), "steps": [3]}
     bounds = drained(table_run("bpd", evaluation(**{**chosen, "methods": ["NPR-DDPM"]}), tmp_path))

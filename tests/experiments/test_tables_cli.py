@@ -21,7 +21,7 @@ from optcov.cli.table import show
 from optcov.experiments.bench import BENCHMARKS
 from optcov.experiments.tables import Entry, Row, Section, TableResult
 from optcov.experiments.tables.cells import read_cells
-from small_bundles import save_with_images
+from small_bundles import save_with_images, small_bundle
 from two_processes import ENVIRONMENT, LAUNCH
 
 
@@ -44,6 +44,29 @@ def test_tables_are_written_and_shown_on_a_page(saved: Path, tmp_path: Path) -> 
     run("report", tmp_path, "--out", page)
     assert "ET NPR-DDPM" in page.read_text()
     assert "Commands and versions" in page.read_text()
+
+
+def test_a_report_says_which_tables_belong_to_another_bundle(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optcov.experiments.report.page_sections.bundle_sections", lambda *_: [])
+    made = tmp_path / "small"
+    small_bundle(Schedule.linear(24)).save(made)
+    run("table", "cost", "--quick", "--bundle", made, "--out", tmp_path / "tables")
+
+    def report() -> tuple[str, str]:
+        page = tmp_path / "report.html"
+        options = ("--bundle", made, "--data", saved / "images.npy", "--out", page)
+        result = runner.invoke(app, list(map(str, ("report", tmp_path / "tables", *options))), catch_exceptions=False)
+        return result.stderr, page.read_text()
+
+    same, page = report()
+    assert "another bundle" not in same
+    assert "These numbers belong to" not in page
+    small_bundle(Schedule.linear(25)).save(made)
+    other, page = report()
+    assert "the page says of cost: measured on another bundle" in other
+    assert "These numbers belong to an earlier small, not to small as it is shown on this page." in page
 
 
 def test_numbers_are_printed_whole_however_narrow_the_terminal(
@@ -75,6 +98,10 @@ def test_the_best_is_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
     [
         (("table", "magic"), "unknown table 'magic'"),
         (("table", "bpd", "--quick", "--full"), "exclude each other"),
+        (
+            ("table", "fid", "--samples", "1048577"),
+            "1048577 samples are too many for a distance; draw 1048576 or fewer",
+        ),
         (("table", "fid", "--steps", "ten"), "not a list of whole numbers"),
         (("table", "fid", "--schedules", "lin"), "unknown schedule 'lin'; choose linear, cosine, vp_sde or own"),
         (("table", "cost", "--method", "DDIM"), "cost does not take --method; leave it out"),

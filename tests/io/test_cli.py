@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from optcov import cli
+from optcov import Schedule, cli
 from optcov.cli import COMMANDS, TASKS, app, main
+from small_bundles import save_with_images
 
 runner = CliRunner()
 
@@ -86,6 +87,15 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(monkeypatch, capsys):
     assert "no-such-bundle" in said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["sample small", "bpd small x", "trajectory small x", "train x", "table cost"])
+def test_no_command_writes_other_files_into_a_bundle(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(save_with_images(tmp_path, Schedule.linear(24)))
+    before = sorted(Path("small").rglob("*"))
+    with pytest.raises(ValueError, match="--out small is a bundle, which other files would spoil"):
+        runner.invoke(app, [*command.split(), "--out", "small"], catch_exceptions=False)
+    assert sorted(Path("small").rglob("*")) == before
 
 
 def test_the_mixture_demo_writes_a_picture_and_numbers(tmp_path):

@@ -54,3 +54,11 @@ def test_images_without_a_description_are_not_taken_for_ones_own(tmp_path):
     (tmp_path / "run.json").unlink()
     with pytest.raises(DataError, match="holds images of an unknown run"):
         SampleDirectory(tmp_path, {"seed": 1}, "png")
+
+
+def test_an_image_of_another_shape_among_those_of_a_run_is_named(tmp_path):
+    directory = SampleDirectory(tmp_path, {}, "png")
+    directory.save(IMAGES[:1], [0])
+    directory.save(IMAGES[1:2, :1], [1])
+    with pytest.raises(DataError, match=r"000001\.png has the shape \(1, 2, 2\), but 000000\.png has \(3, 2, 2\)"):
+        directory.first(2)

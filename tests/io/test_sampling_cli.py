@@ -153,6 +153,14 @@ def test_the_picture_of_methods_shows_the_baseline_that_is_hard_to_beat_first(bu
     assert json.loads(said)["methods"] == ["DDPM, beta-tilde", "DDPM, beta", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"]
 
 
+def test_the_picture_of_methods_has_no_more_steps_than_the_bundle_has_times(tmp_path, optcov):
+    small_bundle(Schedule.linear(24)).save(tmp_path / "short")
+    options = ("--methods", "DDIM", "--n", 1, "--out", tmp_path / "compare.png", "--json")
+    code, said, _ = optcov(tmp_path / "short", "--compare", *options)
+    assert code == 0
+    assert json.loads(said)["steps"] == [5, 10]
+
+
 def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
     bundle = small_bundle(Schedule.linear(50))
     bundle.with_heads({"npr": small_head(7)}, bundle.backbone).save(tmp_path / "discrete")
@@ -179,6 +187,8 @@ def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
         (["--method", "DDIM", "--variance-map"], "DDIM takes the variance of x_0 to be 0"),
         (["--method", "DDPM, beta-tilde", "--variance-map"], f"choose a method such as {DEFAULT_METHOD}"),
         (["--method", "DDPM, beta", "--variance-map"], "DDPM, beta takes the variance of x_0 to be the same for every"),
+        (["--method", "A-DDPM", "--variance-map"], "A-DDPM takes the variance of x_0 to be the same for every"),
+        (["--method", ""], "unknown method ''"),
         (["--method", "UniPC", "--last-step", "draw"], "leave trajectory, noise_cap and last_step out"),
         (["--trajectory", "odd"], "unknown kind of trajectory 'odd'"),
         (["--trajectory", "optimal"], "optimal"),

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 import optcov.bundle
 from checkpoint_files import GOLDEN_TIMES, as_ddim, golden_entries, golden_input, golden_networks, golden_state
 from close_outputs import assert_close_outputs
+from optcov import Schedule
 from optcov.checkpoints import CheckpointError
 from optcov.cli import app, main
+from small_bundles import small_bundle, small_unet
 
 CELEBA, CELEBA_HEAD, IMAGENET = "celeba64_ddpm_w32_plain", "celeba64_ddpm_w32_simple", "imagenet64_iddpm_w32_plain_out6"
 
@@ -92,6 +94,37 @@ def test_nothing_is_written_over_or_beside_what_is_there(tmp_path, out):
     assert sorted((path, path.stat().st_size) for path in tmp_path.rglob("*")) == before
 
 
+def test_an_import_does_not_replace_another_bundle_unless_told(tmp_path):
+    out = tmp_path / "bundle"
+    small_bundle(Schedule.linear(24)).save(out)
+    small_unet(3).save_pretrained(tmp_path / "unet")
+    before = optcov.bundle.load(out).digest()
+    with pytest.raises(ValueError, match=r"holds another bundle already.*--overwrite"):
+        run(tmp_path / "unet", "--out", out)
+    assert optcov.bundle.load(out).digest() == before
+    assert run(tmp_path / "unet", "--out", out, "--overwrite").exit_code == 0
+    assert optcov.bundle.load(out).digest() != before
+
+
+def test_an_import_that_is_there_is_not_repeated(tmp_path):
+    small_unet().save_pretrained(tmp_path / "unet")
+    run(tmp_path / "unet", "--out", tmp_path / "bundle")
+    before = (tmp_path / "bundle" / "config.json").stat().st_ino
+    again = run(tmp_path / "unet", "--out", tmp_path / "bundle")
+    assert "is this very bundle already" in again.stderr
+    assert "wrote" not in again.stdout
+    assert (tmp_path / "bundle" / "config.json").stat().st_ino == before
+
+
+def test_a_damaged_bundle_is_not_replaced_by_an_import_unless_told(tmp_path):
+    small_unet().save_pretrained(tmp_path / "unet")
+    run(tmp_path / "unet", "--out", tmp_path / "bundle")
+    (tmp_path / "bundle" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"holds another bundle already.*--overwrite"):
+        run(tmp_path / "unet", "--out", tmp_path / "bundle")
+    assert run(tmp_path / "unet", "--out", tmp_path / "bundle", "--overwrite").exit_code == 0
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_an_interrupted_import_leaves_the_older_bundle_and_nothing_else(tmp_path, monkeypatch, error):
     torch.save(golden_state(CELEBA), tmp_path / "model.pth")
@@ -101,7 +134,8 @@ def test_an_interrupted_import_leaves_the_older_bundle_and_nothing_else(tmp_path
         raise error
 
     monkeypatch.setattr("optcov.bundle.bundle.save_unet", fail)
-    result = CliRunner().invoke(app, ["import", str(tmp_path / "model.pth"), "--out", str(tmp_path / "bundle")])
+    line = ["import", str(tmp_path / "model.pth"), "--out", str(tmp_path / "bundle"), "--overwrite"]
+    result = CliRunner().invoke(app, line)
     assert result.exit_code != 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "model.pth"]
     assert optcov.bundle.load(tmp_path / "bundle").image_shape == (3, 64, 64)

@@ -78,11 +78,12 @@ def test_a_fit_that_is_there_is_not_repeated(here: Path, monkeypatch: pytest.Mon
     assert fit().exit_code == 0
     before = files(here / "fitted")
     (here / "fitted.work").mkdir()  # as a process leaves it that was killed after it had written the bundle
-    monkeypatch.setattr("optcov.fitting.fit_closed_form", None)
+    monkeypatch.setattr("optcov.fitting.fit.fit_closed_form", None)
     again = fit()
     assert again.exit_code == 0, again.exception
     assert "fitted is this very fit already: nothing to do" in again.output
     assert "next: optcov sample fitted" in again.output
+    assert "wrote" not in again.output
     assert files(here / "fitted") == before
     assert not (here / "fitted.work").exists()
 

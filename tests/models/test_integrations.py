@@ -27,6 +27,7 @@ from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead, Tim
 from optcov.prediction import Prediction
 from optcov.sampling import sample
 from optcov.solvers.peers import use_alpha_bar
+from small_bundles import small_bundle, small_unet
 
 N = 50
 SHAPE = (2, 1, 8, 8)
@@ -527,6 +528,21 @@ def test_attach_refuses_a_pipeline_whose_network_takes_other_images_or_condition
     with pytest.raises(ValueError, match=said):
         attach(pipeline, tiny_bundle(), "DDIM")
     assert pipeline.unet is before
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"bundle": "fashion"}, "bundle = 'fashion' is no bundle; load it first"),
+        ({"bundle": None}, "bundle = 'None' is no bundle"),
+        ({"method": None}, "method = None is no name of a method; take 'NPR-DDIM'"),
+        ({"method": 5}, "method = 5 is no name of a method"),
+    ],
+)
+def test_attach_refuses_what_is_no_bundle_or_no_method(options, reason):
+    pipeline = DDPMPipeline(small_unet(), DDPMScheduler())
+    with pytest.raises(ValueError, match=reason):
+        attach(pipeline, **{"bundle": small_bundle(Schedule.linear(24)), **options})
 
 
 def test_attach_refuses_pipelines_of_other_kinds_by_name():

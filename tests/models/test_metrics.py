@@ -520,3 +520,37 @@ def test_frechet_command_refuses_what_cannot_be_compared_before_images_are_drawn
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ValueError, match=reason):
             CliRunner().invoke(app, ["frechet", *options], catch_exceptions=False)
+
+
+def test_statistics_that_frechet_wrote_are_not_compared_with_other_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optcov.cli import app
+
+    known = {name: Extractor(lambda batch: batch.float().flatten(1)[:, :5], f"FD-{name}") for name in ("one", "two")}
+    monkeypatch.setattr("optcov.metrics.find_extractor", known.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    data.write_npz(Path("a.npz"), images(40))
+
+    def frechet(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            CliRunner().invoke(app, ["frechet", *arguments, "--json"], catch_exceptions=False).stdout
+        )
+        return found
+
+    frechet("a.npz", "a.npz", "--features", "one", "--save-first", "s.npz")
+    assert frechet("s.npz", "a.npz", "--features", "one")["value"] == pytest.approx(0, abs=1e-6)
+    with pytest.raises(
+        MetricError, match=r"s\.npz holds statistics of 'FD-one', which cannot be compared with 'FD-two'"
+    ):
+        frechet("a.npz", "s.npz", "--features", "two")
+    whole = FeatureStatistics.load(Path("s.npz"))
+    np.savez("s.npz", mu=whole.mean.numpy(), sigma=whole.covariance.numpy())  # of somebody else, who does not tell
+    assert frechet("s.npz", "a.npz", "--features", "two")["value"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [np.zeros((2, 2), np.uint8), np.array(3.0), np.full(3, 255, np.uint8)])
+def test_a_name_of_features_that_is_no_text_is_refused(tmp_path: Path, name: np.ndarray) -> None:
+    np.savez(tmp_path / "s.npz", mu=np.zeros(2), sigma=np.eye(2), features=name)
+    with pytest.raises(MetricError, match=r"s\.npz: what names the features is no text"):
+        FeatureStatistics.load(tmp_path / "s.npz")

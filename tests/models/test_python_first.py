@@ -153,6 +153,12 @@ def test_a_fit_that_was_stopped_goes_on_in_its_work_directory(tmp_path, monkeypa
         (None, [1, 2], {}, "data of type list is not known; give a path, a tensor"),
         (None, torch.zeros(4, 3, 8, 8), {}, r"takes data of shape \(1, 8, 8\), but data .* has \(3, 8, 8\)"),
         (None, torch.full((40, 1, 8, 8), float("nan")), {}, "NaN or infinite"),
+        (
+            None,
+            255 * torch.rand(40, 1, 8, 8),
+            {},
+            r"% of data .train. lies outside of -1 to 1, the range that .* takes; scale",
+        ),
         (None, None, {"heads": ["nprr"]}, "unknown head 'nprr'; choose among"),
         (None, None, {"image": 4}, "a fit has no setting 'image'; it has images"),
         (None, None, {"images": 0}, "images = 0 must be a whole number of at least 1"),

@@ -28,6 +28,8 @@ from optcov.cli import app
 from optcov.data import DataError
 from optcov.data.sample_directory import SampleDirectory
 from optcov.fitting import time_grid
+from optcov.fitting.config import TrainingConfig
+from optcov.fitting.fit import FitSettings
 from optcov.likelihood.discretised import discretised_log_prob
 from optcov.storage import StorageError
 from small_bundles import save_with_images, small_bundle, small_unet
@@ -225,6 +227,19 @@ def test_more_samples_than_fit_into_memory_are_refused_before_the_first(saved: P
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["images", "steps", "calibration_samples", "score_samples"])
+def test_a_fit_that_would_never_end_is_refused(name):
+    FitSettings(**{name: 10**9}, kind="residual")
+    with pytest.raises(ValueError, match=rf"{name} = 1000000001 would never end; use 1000000000 or fewer"):
+        FitSettings(**{name: 10**9 + 1}, kind="residual")
+
+
+def test_a_training_that_would_never_end_is_refused():
+    TrainingConfig(10**9)
+    with pytest.raises(ValueError, match=r"steps = 10{40} would never end; use 1000000000 or fewer"):
+        TrainingConfig(10**40)
+
+
 def test_more_times_than_make_sense_are_refused(saved: Path, tmp_path: Path, optcov: CommandLine) -> None:
     with memory_below(50), pytest.raises(ValueError, match="999999999 times are too many"):
         time_grid(Schedule.linear(), 999_999_999)
@@ -259,6 +274,18 @@ def test_an_empty_shard_is_drawn_again_and_takes_no_memory(tmp_path: Path, conte
     with memory_below(50):
         assert list(directory.missing(4)) == [2, 3]
         assert directory.first(2).shape == (2, 1, 4, 4)
+
+
+def test_a_shard_with_a_changed_byte_is_drawn_again(tmp_path):
+    directory = SampleDirectory(tmp_path, {}, "npz")
+    random = torch.Generator().manual_seed(0)
+    directory.save(torch.randint(256, (4, 3, 128, 128), generator=random, dtype=torch.uint8), range(4))
+    (shard,) = (tmp_path / "shards").iterdir()
+    assert len(directory.missing(4)) == 0
+    content = bytearray(shard.read_bytes())
+    content[len(content) * 3 // 4] ^= 255  # far behind the header of the array
+    shard.write_bytes(content)
+    assert list(directory.missing(4)) == [0, 1, 2, 3]
 
 
 def test_a_shard_that_holds_fewer_images_than_its_name_says_is_drawn_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table, resumable
-from optcov.cli.options import check_seed, default_out, names, numbers
+from optcov.cli.options import check_out, check_seed, default_out, names, numbers
 from optcov.cli.scored import some_images, tell_clamps
 
 FIRST_SCREEN = ("out", "images", "train_images", "times", "steps", "covariances", "seed", "schedule", "json")
@@ -17,7 +17,9 @@ def command(
     bundle: str = typer.Argument(help="A bundle: an embedded model's name, or a directory."),
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, hf:NAME."),
     out: Path | None = typer.Option(
-        None, help="Directory for table, plots and the state of the sweeps; by default out/ and the bundle's name."
+        None,
+        callback=check_out,
+        help="Directory for table, plots and the state of the sweeps; by default out/ and the bundle's name.",
     ),
     images: int = typer.Option(100, min=2, help="Test images to score."),
     train_images: int = typer.Option(100, min=2, help="Training images that choose the optimal trajectories."),

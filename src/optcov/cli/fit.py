@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable, tell_left_out
+from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable, suggest, tell_left_out
 from optcov.cli.options import check_seed, names
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def command(
     if json:
         print_json(describe(str(out)))
         return
-    finish(out, "optcov", "sample", str(out), "--method", suggested_method(load(out)))
+    sample = ("optcov", "sample", str(out), "--method", suggested_method(load(out)))
+    suggest(*sample) if run.finished else finish(out, *sample)
 
 
 def _tell(plan: FitPlan, bundle: Bundle) -> None:

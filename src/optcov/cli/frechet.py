@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,8 @@ def command(
         assert isinstance(other, torch.Tensor)
         result["kernel"] = asdict(kernel_distance(one, other))
     if save_first is not None:
-        (one if isinstance(one, FeatureStatistics) else FeatureStatistics.of(one)).save(save_first)
+        statistics = one if isinstance(one, FeatureStatistics) else FeatureStatistics.of(one)
+        replace(statistics, features=extractor.identity).save(save_first)
     if as_json:
         print_json(result)
         return

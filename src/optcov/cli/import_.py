@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, tell_left_out
+from optcov.cli.console import announce, finish, print_json, print_table, suggest, tell_left_out
+
+if TYPE_CHECKING:
+    from optcov.bundle import Bundle
 
 
 def command(
@@ -25,6 +29,7 @@ def command(
     sn: Path | None = typer.Option(None, help="Another file of the same network, with the SN head."),
     gamma: Path | None = typer.Option(None, help="The authors' Gamma file, for Analytic-DPM."),
     image_size: int | None = typer.Option(None, help="Height and width, if the keys do not tell.", min=1),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace another bundle that is there."),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Import a pretrained network, with its heads and the paper's settings."""
@@ -42,8 +47,12 @@ def command(
     bundle = bundle_of(model)
     bundle.check_loadable()
     tell_left_out(bundle)
-    announce(f"{printable(model.source)} can be imported: writes it as a bundle to {out}")
-    bundle.save(out)
+    there = not overwrite and _is_there(bundle, out)
+    if there:
+        announce(f"{out} is this very bundle already: nothing to do (--overwrite writes it again)")
+    else:
+        announce(f"{printable(model.source)} can be imported: writes it as a bundle to {out}")
+        bundle.save(out)
     weights = sum(parameter.numel() for parameter in bundle.unet.parameters())
     found = {
         "network": printable(model.source),
@@ -59,4 +68,23 @@ def command(
         print_json(describe(str(out)))
         return
     print_table("imported", ("", "found"), list(found.items()))
-    finish(out, "optcov", "sample", str(out), "--method", suggested_method(bundle), "--steps", "25")
+    sample = ("optcov", "sample", str(out), "--method", suggested_method(bundle), "--steps", "25")
+    suggest(*sample) if there else finish(out, *sample)
+
+
+def _is_there(bundle: Bundle, out: Path) -> bool:
+    """Whether a directory holds this very bundle; an error if it holds another one."""
+    from optcov.bundle import load
+    from optcov.bundle.bundle import CONFIG
+
+    if not (out / CONFIG).exists():
+        return False
+    try:
+        same = load(out.absolute()).digest() == bundle.digest()
+    except ValueError:  # damaged
+        same = False
+    if not same:
+        raise ValueError(
+            f"{out} holds another bundle already; give --overwrite to replace it, or another directory by --out"
+        )
+    return True

@@ -26,6 +26,13 @@ def check_seed(value: int) -> int:
     return value
 
 
+def check_out(value: Path | None) -> Path | None:
+    """Refuse to write other files into a bundle, which they would spoil; the callback of every --out but a bundle's."""
+    if value is not None and (value / "config.json").is_file() and (value / "unet").is_dir():
+        raise ValueError(f"--out {value} is a bundle, which other files would spoil; choose another directory")
+    return value
+
+
 def names(text: str) -> list[str]:
     """The words of a list; none of an empty text."""
     return [part.strip() for part in text.split(",") if part.strip()]

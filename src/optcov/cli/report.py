@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from optcov.bundle import Bundle
     from optcov.data import ImageSet
     from optcov.experiments.report.page import PageSection
+    from optcov.experiments.tables import TableResult
 
 
 def command(
@@ -38,6 +39,8 @@ def command(
     from optcov.experiments.report.page import write_page
     from optcov.experiments.report.page_sections import (
         bundle_sections,
+        noted,
+        of_other_bundles,
         paper_figures,
         provenance_section,
         read_tables,
@@ -51,15 +54,22 @@ def command(
     if figures and bundle is None:
         raise ValueError("figures are drawn by a bundle; name it by --bundle")
     results = read_tables(tables or [])
+    others: list[TableResult] = []
     parts: list[tuple[str, Callable[[], PageSection]]] = []
     drawn: Iterator[PageSection] = iter(())
     if bundle is not None:
         model = bundles.load(bundle)
+        others = of_other_bundles(results, model)
+        results = [noted(result, model) if result in others else result for result in results]
         images = _images(data, model)
         parts = bundle_sections(model, images, QUICK if quick else ReportSize(), seed)
         drawn = paper_figures(model, figures, images, seed=seed) if figures else drawn
     storage.require_writable(out)
     announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
+    if others:
+        announce(
+            f"the page says of {', '.join(table.name for table in others)}: measured on another bundle than {bundle}"
+        )
     sections = list(table_sections(results))
     if parts:
         sections += track(_made(parts), len(parts), "sections of the bundle", "sections")

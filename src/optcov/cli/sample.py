@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, errors, escaped, finish, print_json, resumable
-from optcov.cli.options import check_seed, default_out, numbers
+from optcov.cli.options import check_out, check_seed, default_out, numbers
 from optcov.progress import track
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from optcov.bundle import Bundle, Sampler
 
 COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
+COMPARED_STEPS = (5, 10, 25, 50)
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
 
@@ -34,6 +35,7 @@ def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     out: Path | None = typer.Option(
         None,
+        callback=check_out,
         help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
     ),
     method: str | None = typer.Option(
@@ -55,7 +57,9 @@ def command(
         False, "--compare", help="One picture: methods as rows, steps as columns, same noise."
     ),
     methods: str = typer.Option(COMPARED, help="Methods of --compare, separated by semicolons."),
-    steps_list: str = typer.Option("5,10,25,50", "--compare-steps", help="Numbers of steps of --compare."),
+    steps_list: str | None = typer.Option(
+        None, "--compare-steps", help="Numbers of steps of --compare; by default 5,10,25,50, as far as there are times."
+    ),
     variance_map: bool = typer.Option(False, "--variance-map", help="Show the standard deviation beside each image."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
@@ -72,7 +76,7 @@ def command(
     from optcov.methods import DEFAULT_METHOD
     from optcov.processes import this_process
 
-    method = method or DEFAULT_METHOD
+    method = DEFAULT_METHOD if method is None else method
 
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
@@ -111,17 +115,20 @@ def command(
 
 
 def require_variance(sampler: Sampler) -> None:
-    """Refuse methods that say nothing of the variance of x_0."""
+    """Refuse methods that say nothing of the variance of x_0, or nothing that differs between pixels."""
+    from optcov.covariances import find_covariance
     from optcov.methods import DEFAULT_METHOD
 
     said = {
         "range": "estimates no variance of x_0",
-        "beta_tilde": "takes the variance of x_0 to be 0, so that there is nothing to show",
-        "beta": "takes the variance of x_0 to be the same for every pixel and image, so that there is nothing to show",
+        "point": "takes the variance of x_0 to be 0, so that there is nothing to show",
+        "isotropic": "takes the variance of x_0 to be the same for every pixel and image, so that there is nothing to "
+        "show",
     }
-    covariance = sampler.method.covariance or "range"
-    if covariance in said:
-        raise ValueError(f"{sampler.method.name} {said[covariance]}; choose a method such as {DEFAULT_METHOD}")
+    name = sampler.method.covariance or "range"
+    structure = "point" if name == "beta_tilde" else find_covariance(name).structure
+    if structure in said:
+        raise ValueError(f"{sampler.method.name} {said[structure]}; choose a method such as {DEFAULT_METHOD}")
 
 
 def _sample(
@@ -180,16 +187,19 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
     errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)
 
 
-def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: int, seed: int) -> dict[str, Any]:
+def _compare(model: Bundle, out: Path | None, methods: str, steps: str | None, count: int, seed: int) -> dict[str, Any]:
     """Draw the picture of methods against steps, and say what is in it."""
     from optcov.bundle.pictures import compare, draw_comparison
 
-    columns = numbers(steps, "--compare-steps", "5,10,25")
+    most = model.schedule.steps or max(COMPARED_STEPS)
+    usual = [K for K in COMPARED_STEPS if most >= K] or [most]
+    columns = usual if steps is None else numbers(steps, "--compare-steps", "5,10,25")
     rows = [name.strip() for name in methods.split(";")]
     chosen = out or default_out(model.name, "compare.png")
     picture = chosen if chosen.suffix == ".png" else chosen / "compare.png"
     cells = compare(model, rows, columns, count, seed)
-    announce(f"{model.name}: {methods} in {steps} steps from the same noise, as one picture to {picture}")
+    shown = ",".join(map(str, columns))
+    announce(f"{model.name}: {methods} in {shown} steps from the same noise, as one picture to {picture}")
     tracked = track(cells, len(rows) * len(columns), "methods and steps", "cells")
     draw_comparison(list(tracked), picture, escaped(f"{model.name}: the same noise by every method"))
     return {"picture": str(picture), "methods": rows, "steps": columns}

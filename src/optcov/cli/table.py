@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
-from optcov.cli.options import check_seed, counted, names, numbers
+from optcov.cli.options import check_out, check_seed, counted, names, numbers
 from optcov.progress import fresh, track
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def command(
     name: str = typer.Argument(help=f"Which table: {NAMES}."),
     bundle: str = typer.Option("fashion", help="A bundle: an embedded model's name, or a directory."),
     data: str | None = typer.Option(None, help="Images with a train and a test split; default those of the model."),
-    out: Path = typer.Option(Path("out/tables"), help="Directory of the tables and their cells, shared by all tables."),
+    out: Path = typer.Option(
+        Path("out/tables"), callback=check_out, help="Directory of the tables and their cells, shared by all tables."
+    ),
     quick: bool = typer.Option(False, "--quick", help="Minutes on two cores."),
     full: bool = typer.Option(False, "--full", help="As many images and steps as in the paper."),
     schedules: str = typer.Option("", help="linear, cosine, vp_sde or own, by commas; default by bundle and size."),

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import announce, finish, print_json, resumable
-from optcov.cli.options import check_seed, names, numbers
+from optcov.cli.options import check_out, check_seed, names, numbers
 from optcov.progress import track_training
 
 FIRST_SCREEN = ("out", "steps", "batch_size", "learning_rate", "channels", "layers", "labels", "flip", "seed", "json")
@@ -15,7 +15,9 @@ FIRST_SCREEN = ("out", "steps", "batch_size", "learning_rate", "channels", "laye
 
 def command(
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, ..."),
-    out: Path = typer.Option(..., help="Run directory; a run that was stopped goes on from its last checkpoint."),
+    out: Path = typer.Option(
+        ..., callback=check_out, help="Run directory; a run that was stopped goes on from its last checkpoint."
+    ),
     steps: int = typer.Option(100_000, help="Training steps."),
     batch_size: int = typer.Option(128, help="Images per step, over all processes."),
     learning_rate: float = typer.Option(2e-4, help="Peak learning rate of AdamW."),

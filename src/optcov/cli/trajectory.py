@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from optcov.cli.console import announce, finish, print_json, print_table, resumable
-from optcov.cli.options import check_seed, default_out
+from optcov.cli.options import check_out, check_seed, default_out
 from optcov.cli.scored import some_images, tell_clamps
 
 FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
@@ -26,7 +26,9 @@ def command(
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     out: Path | None = typer.Option(
-        None, help="Directory for the state of the sweep and the plot; by default out/ and the bundle's name."
+        None,
+        callback=check_out,
+        help="Directory for the state of the sweep and the plot; by default out/ and the bundle's name.",
     ),
     diffusers: Path | None = typer.Option(None, help="Also write diffusers' timesteps by length to this JSON file."),
     json: bool = typer.Option(False, "--json", help="Print the trajectories as JSON."),

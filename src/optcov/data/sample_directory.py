@@ -69,9 +69,15 @@ class SampleDirectory:
     def first(self, count: int) -> Tensor:
         """Read the first `count` images back, 8-bit (count, C, H, W)."""
         if self.format == "png":
-            return torch.stack(
-                [torch.from_numpy(read_image(self.path / "images" / f"{i:06d}.png")) for i in range(count)]
-            )
+            files = [self.path / "images" / f"{i:06d}.png" for i in range(count)]
+            drawn = [torch.from_numpy(read_image(file)) for file in files]
+            for file, image in zip(files, drawn, strict=True):
+                if image.shape != drawn[0].shape:
+                    raise DataError(
+                        f"{file} has the shape {tuple(image.shape)}, but {files[0].name} has {tuple(drawn[0].shape)}; "
+                        f"remove what is not of this run, to draw it again"
+                    )
+            return torch.stack(drawn)
         found: dict[int, Tensor] = {}
         for shard in sorted((self.path / "shards").glob("*.npz")):
             match = _SHARD.fullmatch(shard.name)
@@ -145,9 +151,14 @@ def _png_is_whole(path: Path) -> bool:
 
 
 def _shard_is_whole(path: Path, images: int) -> bool:
-    """Whether a shard declares as many images as its name does; its content is looked at when it is read."""
+    """Whether a shard declares as many images as its name does, and holds them."""
     shape = declared_shape(path, "images")
-    return shape is not None and shape[:1] == (images,)
+    if shape is None or shape[:1] != (images,):
+        return False
+    try:
+        return "images" in read_npz(path)  # which knows a damaged content by its checksum
+    except DataError:
+        return False
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:

@@ -115,3 +115,16 @@ def fitted_to(data: DataSet, shape: tuple[int, ...], who: str) -> DataSet:
             f"which it was trained on"
         )
     return data
+
+
+def check_range(data: DataSet, data_range: tuple[float, float] | None, who: str) -> None:
+    """Refuse numbers of another scale, such as 0 to 255: most of them would lie outside of what a network takes."""
+    if data_range is None or isinstance(data, ImageSet):
+        return
+    low, high = data_range
+    outside = float(((data.values < low) | (data.values > high)).double().mean())
+    if outside > 0.5:
+        raise DataError(
+            f"{outside:.0%} of {data.name} lies outside of {low:g} to {high:g}, the range that {who} takes; scale the "
+            f"data, or give images as uint8"
+        )

@@ -11,6 +11,9 @@ class TrainingError(ValueError):
     """A training cannot start or go on; the message says why, and what is safe on disk."""
 
 
+MOST = 10**9  # steps, images or samples of a training or a fit
+
+
 @final
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -37,6 +40,8 @@ class TrainingConfig:
         for name in ("steps", "batch_size", "checkpoint_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.steps > MOST:
+            raise TrainingError(f"steps = {self.steps} would never end; use {MOST} or fewer")
         for name in ("warmup", "weight_decay", "keep_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} = {getattr(self, name)} must be 0 or more")

@@ -19,11 +19,11 @@ import torch
 from optcov.bundle import Bundle
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.data.tensors import as_sets, fitted_to
+from optcov.data.tensors import as_sets, check_range, fitted_to
 from optcov.fitting.batches import Batches
 from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
-from optcov.fitting.config import TrainingConfig, TrainingError
+from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.loop import mixed_precision
@@ -83,6 +83,9 @@ class FitSettings:
         for name in ("times", "measure_images", "calibration_samples", "score_samples"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
+        for name in ("images", "steps", "calibration_samples", "score_samples"):  # each is work that is really done
+            if getattr(self, name) > MOST:
+                raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
         if self.score_samples and self.kind != "residual":
             raise TrainingError("only residual heads have checkpoints to choose among by a score; use kind residual")
 
@@ -107,6 +110,7 @@ class FitPlan:
         train, test = as_sets(data, settings.calibration_samples > 0)
         self.train = fitted_to(train, bundle.image_shape, bundle.name)
         self.test = None if test is None else fitted_to(test, bundle.image_shape, bundle.name)
+        check_range(self.train, bundle.data_range, bundle.name)
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in heads if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
@@ -126,7 +130,7 @@ class FitPlan:
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the bundle."""
-        options = {**self._history(), "kind": self.settings.kind, "measure_images": self.settings.measure_images}
+        options = {"kind": self.settings.kind, **self._history(), "measure_images": self.settings.measure_images}
         return fit_identity(self.bundle, self.heads, self.train, self.test, self.grid, options)
 
     def __str__(self) -> str:

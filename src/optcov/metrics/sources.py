@@ -24,7 +24,7 @@ from optcov.data.images import require_memory
 from optcov.methods import METHODS, find_method
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.frechet import LEAST_IMAGES, Features
-from optcov.metrics.statistics import MetricError, statistics_from
+from optcov.metrics.statistics import MetricError, check_same_features, statistics_from
 from optcov.processes import this_process
 
 Watch = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # passes batches of images on, such as a progress bar
@@ -71,6 +71,7 @@ def open_source(
         arrays = read_npz(Path(source))
         if {"mu", "sigma"} <= set(arrays):
             statistics = statistics_from(arrays, Path(source))
+            check_same_features(statistics, extractor.identity, source)
             return OpenSource(lambda: statistics, statistics.dimension, statistics=True)
     name, _, split = source.rpartition("#")
     images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")

@@ -23,6 +23,7 @@ from optcov import storage
 from optcov.data.arrays import read_npz
 
 LARGEST = 1e100  # of a mean or covariance, so that no square overflows
+MOST_LETTERS = 1000  # of what names the features
 INDEFINITE = 1e-4  # share of the largest eigenvalue that a negative one may have: float32 statistics are that inexact
 
 
@@ -43,6 +44,7 @@ class FeatureStatistics:
     mean: Tensor  # float64, (d,)
     covariance: Tensor  # unbiased, float64, (d, d)
     count: int | None  # None if the statistics came from a file that does not tell
+    features: str | None = None  # the identity of the extractor; None if nobody told
 
     def __post_init__(self) -> None:
         d = self.mean.shape[0] if self.mean.ndim == 1 else -1
@@ -82,19 +84,22 @@ class FeatureStatistics:
         difference = other.mean - self.mean
         between = torch.outer(difference, difference) * (n * m / (n + m))
         scatter = self.covariance * (n - 1) + other.covariance * (m - 1) + between
-        return FeatureStatistics(self.mean + difference * (m / (n + m)), scatter / (n + m - 1), n + m)
+        features = self.features if self.features == other.features else None
+        return FeatureStatistics(self.mean + difference * (m / (n + m)), scatter / (n + m - 1), n + m, features)
 
     def save(self, path: Path) -> None:
-        """Write as npz: mu and sigma, the usual names, and the count."""
+        """Write as npz: mu and sigma, the usual names, the count, and the features as bytes of UTF-8."""
         arrays = {"mu": self.mean.numpy(), "sigma": self.covariance.numpy()}
         if self.count is not None:
             arrays["count"] = np.array(self.count)
+        if self.features is not None:
+            arrays["features"] = np.frombuffer(self.features.encode(), np.uint8)
         with storage.atomic_writer(path) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
 
     @staticmethod
     def load(path: Path) -> FeatureStatistics:
-        """Read mu and sigma, and the count if the file has one."""
+        """Read mu and sigma, and of count and features what the file has."""
         return statistics_from(read_npz(path), path)
 
 
@@ -107,11 +112,36 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
     if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 1):
         raise MetricError(f"{path}: the count must be an integer of at least 1")
     try:
-        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count))
+        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count), _features(arrays, path))
         check_covariance(covariance)
     except MetricError as error:
         raise MetricError(f"{path}: {error}") from error
     return statistics
+
+
+def _features(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> str | None:
+    found = arrays.get("features")
+    if found is None:
+        return None
+    try:
+        if found.dtype != np.uint8 or found.ndim != 1 or len(found) > MOST_LETTERS:
+            raise ValueError
+        return found.tobytes().decode()
+    except ValueError as error:
+        raise MetricError(
+            f"{path}: what names the features is no text; write the file again by --save-first"
+        ) from error
+
+
+def check_same_features(statistics: FeatureStatistics, wanted: str, source: object) -> None:
+    """Refuse statistics that are known to be of other features, though these may have as many dimensions."""
+    if statistics.features not in (None, wanted):
+        names = [identity.partition(" ")[0] for identity in (str(statistics.features), wanted)]
+        known = names if names[0] != names[1] else [f"another {names[0]}", f"this {names[0]}"]
+        raise MetricError(
+            f"{source} holds statistics of {known[0]!r}, which cannot be compared with {known[1]!r}; use one feature "
+            f"extractor for both"
+        )
 
 
 def merge_all(parts: Iterable[FeatureStatistics]) -> FeatureStatistics:

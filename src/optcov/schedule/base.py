@@ -61,13 +61,17 @@ class Schedule(ABC):
     argument_scale: float = 999.0  # a network trained on it is told its time times this
     preserves_variance: bool = True  # whether alpha_bar + beta_bar = 1 at every time
     name: str = ""  # as `spec` calls it
-    betas: Tensor  # of a discrete schedule alone
     registry: ClassVar[dict[str, type[Schedule]]] = {}
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
             cls.registry[cls.name] = cls
+
+    @property
+    def betas(self) -> Tensor:
+        """Of a discrete schedule alone."""
+        raise AttributeError(f"{type(self).__name__} has no betas; a discrete schedule has")
 
     @abstractmethod
     def log_alpha_bar(self, t: Time) -> Tensor:

@@ -33,15 +33,20 @@ class DiscreteSchedule(Schedule):
         self.grid_size = len(betas)
         self.final_time = float(self.grid_size)
         self.argument_scale = 1000 / self.grid_size
-        self.betas = betas.double()
+        self._betas = betas.double()
         zero = torch.zeros(1, dtype=torch.float64)
-        self._log_alpha_bar = torch.cat([zero, torch.log1p(-self.betas).cumsum(0)])
+        self._log_alpha_bar = torch.cat([zero, torch.log1p(-self._betas).cumsum(0)])
         self._log_beta_bar = torch.log(-torch.expm1(self._log_alpha_bar))
         check_signal_left(float(self._log_alpha_bar[-1]), "betas")
         flat = self._log_alpha_bar.exp().diff() >= 0
         if bool(flat.any()):
             n = int(flat.nonzero()[0])
             raise ValueError(f"betas[{n}] = {float(betas[n])} is too small to change alpha_bar; drop that step")
+
+    @property
+    def betas(self) -> Tensor:
+        """beta_1..beta_N, as a copy: the levels that follow from them do not change any more."""
+        return self._betas.clone()
 
     @property
     def steps(self) -> int:

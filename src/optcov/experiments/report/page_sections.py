@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from optcov.experiments.report.page_figures import (
 from optcov.experiments.report.size import ReportSize
 from optcov.experiments.tables import TABLES, TableResult, published
 from optcov.experiments.tables.distances import DISCRETE
-from optcov.experiments.tables.evaluation import serves_all_schedules
+from optcov.experiments.tables.evaluation import model_identity, serves_all_schedules
 from optcov.experiments.tables.published import check_setting
 from optcov.experiments.tables.scoring import rows_by_covariance
 from optcov.noise import batch_noise
@@ -47,6 +48,20 @@ def read_tables(directories: Sequence[Path]) -> list[TableResult]:
             raise ValueError(f"{directory} holds no table; make one by optcov table NAME --out {directory}")
         found += [_read_table(path) for path in here]
     return found
+
+
+def of_other_bundles(tables: Sequence[TableResult], bundle: Bundle) -> list[TableResult]:
+    """Those tables that were measured on another bundle than this one, whatever its name; unknown ones do not count."""
+    here = model_identity(bundle)
+    return [table for table in tables if table.made_by.get("model", here) != here]
+
+
+def noted(table: TableResult, bundle: Bundle) -> TableResult:
+    """A table of another bundle, which says so."""
+    named = table.made_by.get("bundle")
+    other = f"the bundle {named}" if named != bundle.name else f"an earlier {named}"
+    note = f"These numbers belong to {other}, not to {bundle.name} as it is shown on this page."
+    return replace(table, notes=(*table.notes, note))
 
 
 def table_sections(tables: Sequence[TableResult]) -> Iterator[PageSection]:

@@ -45,7 +45,7 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
 
 
 def megabytes(network: nn.Module) -> float:
-    """TableSize of the weights in MB of 2^20 bytes."""
+    """Size of the weights in MB of 2^20 bytes."""
     return sum(p.numel() * p.element_size() for p in network.parameters()) / 2**20
 
 
@@ -81,7 +81,7 @@ def cost_plan(cell: Cell, setting: str | None) -> Plan[TableResult]:
     columns = ("size, MB", f"time at batch {batch}, ms", "extra time, %")
     return TableResult(
         "cost",
-        "TableSize and time of a network evaluation",
+        "Size and time of a network evaluation",
         "size and time",
         (Section("cost of an evaluation", columns, tuple(rows), setting),),
         (

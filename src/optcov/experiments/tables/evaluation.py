@@ -210,7 +210,7 @@ class Evaluation:
         return Cell("likelihood", settings, float(times * (images + train_images)), f"bits/dim ({schedule}{repeat})")
 
     def cost_cell(self) -> Cell:
-        """TableSize and time of an evaluation, with each head and without."""
+        """Size and time of an evaluation, with each head and without."""
         device = device_name(next(self.bundle.unet.parameters()).device)
         settings = {"model": self.identity, "batch": 10, "rounds": self.size.timing_rounds, "device": device}
         heads = len(self.bundle.heads)
@@ -237,12 +237,17 @@ class Evaluation:
     @cached_property
     def identity(self) -> str:
         """Of the whole bundle: weights, heads, numbers per time, and what they mean."""
-        return self.bundle.digest()[:32]
+        return model_identity(self.bundle)
 
     @cached_property
     def reference_features(self) -> Features:
         """What samples are compared with, by the extractor."""
         return self.reference.features(self.extractor)
+
+
+def model_identity(bundle: Bundle) -> str:
+    """What the cells and tables of a bundle are known by."""
+    return bundle.digest()[:32]
 
 
 def serves_all_schedules(schedule: Schedule) -> bool:

@@ -10,14 +10,16 @@ from typing import final
 
 from torch import Tensor
 
+from optcov.bundle import load
 from optcov.data import ImageSet
 from optcov.experiments.tables.images import TableImages
+from optcov.experiments.tables.sizes import MOST_SAMPLES
 from optcov.metrics import Extractor, FeatureStatistics, features_of, measure_frechet
 from optcov.metrics.frechet import Features, mixed
 from optcov.metrics.sources import Drawing, split_method
 
 EXACT = 5000  # images from which on a reference counts as exact rather than being resampled
-APART = 2**20  # number of the first image that a reference draws, beyond those of any row: their noise is independent
+APART = MOST_SAMPLES  # number of the first image that a reference draws: its noise is independent of every row's
 
 
 @final
@@ -45,12 +47,13 @@ class Reference:
 
     @cached_property
     def identity(self) -> str:
-        """Changes with the content, as far as it is a file or a directory."""
+        """Changes with the content: of a bundle that draws with all of its numbers, of files with their bytes."""
         if self.source is None:
             return self._chosen.checksum
-        bundle, method = split_method(self.source)
-        drawn = "" if method is None else f"from image {APART}"
-        return " ".join(part for part in (self.source, _content(Path(bundle.partition("#")[0])), drawn) if part)
+        name, method = split_method(self.source)
+        if method is not None:
+            return f"{self.source} {load(name).digest()} from image {APART}"
+        return " ".join(part for part in (self.source, _content(Path(name.partition("#")[0]))) if part)
 
     @property
     def name(self) -> str:

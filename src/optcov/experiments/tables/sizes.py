@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+MOST_SAMPLES = 2**20  # of a row; images of higher numbers belong to a reference that is drawn
+
 
 @final
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class TableSize:
     tolerances: tuple[float, ...] = (0.5, 0.1, 0.05)  # of Gotta Go Fast
     timing_rounds: int = 101
     schedules: tuple[str, ...] = ("linear", "cosine", "vp_sde")  # for networks of the VP SDE, which serve all of them
+
+    def __post_init__(self) -> None:
+        if self.samples > MOST_SAMPLES:
+            raise ValueError(f"{self.samples} samples are too many for a distance; draw {MOST_SAMPLES} or fewer")
 
 
 _QUICK = TableSize(
