@@ -66,7 +66,7 @@ def known_by(found: str, text: object = "") -> dict[str, str]:
 
 
 def images_identity(images: Any) -> dict[str, str]:
-    """The entry for images: a tensor, or a source of batches with `unit`, by all of their pixels."""
+    """The entry for images: a tensor, or a source of batches with `x_0`, by all of their pixels."""
     checksum = getattr(images, "checksum", None)
     if not isinstance(checksum, str):
         parts = [
@@ -83,7 +83,7 @@ def condition_identity(condition: Mapping[str, Tensor] | None) -> dict[str, str]
 
 
 def _some(images: Any, index: Tensor) -> Tensor:
-    found: Tensor = images[index] if isinstance(images, Tensor) else images.unit(index)
+    found: Tensor = images[index] if isinstance(images, Tensor) else images.x_0(index)
     return found
 
 

@@ -55,13 +55,13 @@ class Bundle:
     trajectories: tuple[StoredTrajectory, ...] = ()
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    backbone: str = ""  # fingerprint of the noise predictor's weights
+    fingerprint: str = ""  # of the noise predictor's weights
 
     def __post_init__(self) -> None:
         for name in self.network.heads:
             check_head_name(name)
-        if not self.backbone:
-            object.__setattr__(self, "backbone", fingerprint(self.unet))
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", fingerprint(self.unet))
 
     def __repr__(self) -> str:
         heads = ", ".join(self.network.heads) or "none"
@@ -116,15 +116,15 @@ class Bundle:
 
     def with_schedule(self, schedule: str | Mapping[str, Any] | Schedule) -> Bundle:
         """Use the same network at times of another schedule, e.g. "linear", by matching alpha-bar."""
-        return replace(self, network=self.network.on(build_schedule(schedule)))
+        return replace(self, network=self.network.with_schedule(build_schedule(schedule)))
 
-    def with_heads(self, heads: Mapping[str, Head], backbone: str) -> Bundle:
-        """Add heads, or replace those of the same name; backbone is the fingerprint they were fitted on.
+    def with_heads(self, heads: Mapping[str, Head], fitted_on: str) -> Bundle:
+        """Add heads, or replace those of the same name; fitted_on is the fingerprint of the weights they belong to.
 
         Optimal trajectories of methods with a new head go: they were found with the old one.
         """
         for name in heads:
-            check_backbone(check_head_name(name), backbone, self.backbone)
+            check_backbone(check_head_name(name), fitted_on, self.fingerprint)
         old = self.network
         network = HeadedNetwork(
             old.backbone,
@@ -134,7 +134,7 @@ class Bundle:
             old.parameterisation,
             old.learned_range,
         ).train(old.training)
-        moved = network if old.schedule is old.native_schedule else network.on(old.schedule)
+        moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
         return replace(self, network=moved, trajectories=self._trajectories_without(lambda kind: kind.head in heads))
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
@@ -154,7 +154,7 @@ class Bundle:
         """Add sections to the history, or replace those of the same name; plain JSON values."""
         return replace(self, provenance=MappingProxyType({**self.provenance, **sections}))
 
-    def rounded(self) -> Bundle:
+    def with_float16_weights(self) -> Bundle:
         """Round the noise predictor's weights to float16, so that it is stored in half the space.
 
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
@@ -171,7 +171,7 @@ class Bundle:
             raise BundleError(f"the weight {bad[0]!r} is too large for float16, whose largest number is 65504")
         network = copy.deepcopy(self.network)
         network.backbone.module.load_state_dict(state)
-        return replace(self, network=network, backbone="")
+        return replace(self, network=network, fingerprint="")
 
     def per_time(self, name: str) -> Callable[[Time], Tensor]:
         """mean_square_noise or mean_square_residual as a function of the schedule's times, float64."""
@@ -195,7 +195,7 @@ class Bundle:
             if kind.number is not None:
                 options.setdefault(kind.number, self.per_time(kind.number))
             if not all_heads:
-                network = network.only(kind.head or "")
+                network = network.with_only_heads(kind.head or "")
         return ReverseProcess(network, forward, **options)
 
     def sample(
@@ -288,7 +288,7 @@ class Bundle:
     def save(self, directory: str | Path) -> None:
         """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
         self.check_loadable()
-        if fingerprint(self.unet) != self.backbone:
+        if fingerprint(self.unet) != self.fingerprint:
             raise BundleError(
                 f"{self.name}: the weights of the noise predictor changed since the bundle was made, so its "
                 f"heads and numbers no longer belong to it; make a new bundle from the changed network"
@@ -297,7 +297,7 @@ class Bundle:
             storage.write_json(scratch / CONFIG, self._config().to_json())
             save_unet(scratch / UNET, self.unet)
             for name, head in self.heads.items():
-                save_head(scratch / HEADS / f"{name}.safetensors", head, self.backbone)
+                save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
                 apart = {name: values.clone() for name, values in self.numbers.tensors().items()}
                 storage.write_tensors(scratch / NUMBERS, apart)

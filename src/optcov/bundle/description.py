@@ -43,7 +43,7 @@ def _network(bundle: Bundle) -> dict[str, Any]:
         "prediction_type": network.parameterisation,
         "learned_range": network.learned_range,
         "time_argument": {"scale": network.time_argument.scale, "shift": network.time_argument.shift},
-        "fingerprint": bundle.backbone,
+        "fingerprint": bundle.fingerprint,
     }
 
 

@@ -46,7 +46,7 @@ def test_images(name: str) -> Tensor:
     path = _models() / f"{name}-images" / "test.npz"
     if not _NAME.fullmatch(name) or not path.is_file():
         raise BundleError(f"no test images come with {name[:200]!r}; pass images of your own (--data)")
-    return load_npz(path, "test")[0].unit()
+    return load_npz(path, "test")[0].x_0()
 
 
 def find_bundle(source: str | Path) -> Path:
@@ -78,8 +78,8 @@ def _load(directory: Path) -> Bundle:
             check_images(unet, config.image_shape, config.learned_range)
 
     unet = load_unet(directory / UNET, check)
-    backbone = fingerprint(unet)
-    heads = {name: load_head(directory / HEADS / f"{name}.safetensors", backbone) for name in config.heads}
+    weights = fingerprint(unet)
+    heads = {name: load_head(directory / HEADS / f"{name}.safetensors", weights) for name in config.heads}
     network = HeadedNetwork(
         Backbone.unet(unet),
         config.schedule,
@@ -97,7 +97,7 @@ def _load(directory: Path) -> Bundle:
         trajectories=_load_trajectories(directory / TRAJECTORIES),
         noise_caps=config.noise_caps,
         provenance=_load_provenance(directory / PROVENANCE),
-        backbone=backbone,
+        fingerprint=weights,
     )
 
 

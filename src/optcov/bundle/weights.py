@@ -129,16 +129,16 @@ def _unet_classes(name: Any, path: Path | None = None) -> Any:
     return classes[name]
 
 
-def save_head(path: Path, head: Head, backbone: str) -> None:
+def save_head(path: Path, head: Head, fitted_on: str) -> None:
     """Write a head with its config and the fingerprint of the backbone that it was fitted on."""
-    metadata = {"config": json.dumps(head_config(head)), "backbone": backbone}
+    metadata = {"config": json.dumps(head_config(head)), "backbone": fitted_on}
     storage.write_tensors(path, _packed(head.state_dict()), metadata)
 
 
-def load_head(path: Path, backbone: str) -> Head:
+def load_head(path: Path, fingerprint: str) -> Head:
     """Read a head, in eval mode; one that was fitted on another backbone is refused."""
     tensors, metadata = storage.read_tensors(path)
-    check_backbone(str(path), metadata.get("backbone", "none"), backbone)
+    check_backbone(str(path), metadata.get("backbone", "none"), fingerprint)
     try:
         config = storage.parse_json(metadata.get("config", "null"))
     except (ValueError, RecursionError) as error:
@@ -155,9 +155,9 @@ def load_head(path: Path, backbone: str) -> Head:
     return head
 
 
-def check_backbone(what: str, fitted_on: str, backbone: str) -> None:
+def check_backbone(what: str, fitted_on: str, fingerprint: str) -> None:
     """Raise a ValueError if a head belongs to another backbone."""
-    if fitted_on != backbone:
+    if fitted_on != fingerprint:
         raise BundleError(
             f"{what}: the head was fitted on another backbone, whose weights are not those of this one; a head reads "
             f"its own backbone's features: fit it again (optcov fit)"

@@ -45,7 +45,7 @@ class TensorSet:
         """Of one data point."""
         return tuple(self.values.shape[1:])
 
-    def unit(self, index: slice | Tensor | None = None) -> Tensor:
+    def x_0(self, index: slice | Tensor | None = None) -> Tensor:
         """Data points at the index, float32 (m, *D)."""
         return (self.values if index is None else self.values[index]).float()
 
