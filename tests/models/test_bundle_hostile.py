@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from optcov import bundle
 from optcov.bundle import BundleError
 from optcov.bundle.config import BundleConfig
-from optcov.bundle.trajectories import StoredTrajectory
+from optcov.bundle.schedules import StoredTrajectory
 from optcov.storage import StorageError
 from small_bundles import small_bundle
 

@@ -24,8 +24,7 @@ from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_replaceable
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
-from optcov.bundle.schedules import build_schedule
-from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
+from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
 from optcov.bundle.weights import check_backbone, check_images, check_unet, save_head, save_unet
 from optcov.covariances import Covariance, find_covariance
 from optcov.gaussian import Gaussian
@@ -68,12 +67,12 @@ class Bundle:
         return f"Bundle({self.name!r}, data {self.image_shape}, heads {heads}, {self.schedule!r})"
 
     def __str__(self) -> str:
-        from optcov.bundle.notebook import text
+        from optcov.bundle.description import text
 
         return text(self)
 
     def _repr_html_(self) -> str:
-        from optcov.bundle.notebook import page
+        from optcov.bundle.description import page
 
         return page(self)
 
@@ -160,9 +159,7 @@ class Bundle:
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
         """
         if len(self.network.heads) or self.numbers is not None:
-            raise BundleError(
-                "round the weights before fitting heads and measuring numbers: those belong to the old ones"
-            )
+            raise BundleError("round the weights before fitting heads and measuring numbers, which belong to the old")
         state = {
             name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
         }
@@ -261,15 +258,12 @@ class Bundle:
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
         """K times of the schedule: "even", "quadratic", "karras", or "optimal" for a method, if it was stored."""
-        if kind == "even":
-            return Trajectory.even(self.schedule, K)
-        if kind == "quadratic":
-            return Trajectory.quadratic(self.schedule, K)
-        if kind == "karras":
-            return Trajectory.karras(self.schedule, K)
+        kinds = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
-        raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of even, quadratic, karras, optimal")
+        if kind not in kinds:
+            raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of {', '.join(kinds)}, optimal")
+        return kinds[kind](self.schedule, K)
 
     @staticmethod
     def check_target(directory: str | Path) -> None:
@@ -299,8 +293,7 @@ class Bundle:
             for name, head in self.heads.items():
                 save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
-                apart = {name: values.clone() for name, values in self.numbers.tensors().items()}
-                storage.write_tensors(scratch / NUMBERS, apart)
+                storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 

@@ -206,27 +206,24 @@ def optimal_trajectories(
     **options: Any,
 ) -> OptimalTimes:
     """Find the times of every length that make the bound of a method least on training images."""
-    row = find_method(method)
-    if row.covariance is None or not row.eta:
-        raise ValueError(
-            f"{row.name} has no finite variational bound to optimise; choose a method with eta > 0, such as NPR-DDPM"
-        )
-    chosen = replace(conventions or Conventions(), covariances=(row.covariance,), eta=row.eta)
+    covariance = _covariance_of(method)
+    chosen = replace(conventions or Conventions(), covariances=(covariance,), eta=1.0)
     first = this_process().is_main_process
     with directory_lock(work) if first and work is not None else nullcontext():
         table = sweep(bundle, images, chosen, work=work, **options)
-    best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), chosen.last_variance)
-    scores = {K: table.score(row.covariance, path, chosen.last_variance) for K, path in best.items()}
-    found = bundle.with_trajectories(row.name, list(best.values()))
+    best = table.optimal_all(covariance, min(max_steps, len(table.grid)), chosen.last_variance)
+    scores = {K: table.score(covariance, path, chosen.last_variance) for K, path in best.items()}
+    found = bundle.with_trajectories(method, list(best.values()))
     return OptimalTimes(found, best, scores, table.clamp_rates())
 
 
 def _covariance_of(method: str) -> str:
+    """The covariance of a method that has a bound."""
     row = find_method(method)
     if row.covariance is None or row.eta != 1:
         raise ValueError(
             f"{row.name} has no finite variational bound: it needs a reverse process with noise; choose a method such "
-            f"as {row.name.replace('DDIM', 'DDPM') if 'DDIM' in row.name else 'NPR-DDPM'}"
+            f"as {row.name.replace('DDIM', 'DDPM') if '-DDIM' in row.name else 'NPR-DDPM'}"
         )
     return row.covariance
 

@@ -35,10 +35,8 @@ MAX_JSON_BYTES = 2**24
 
 def read_json(path: Path) -> Any:
     """Read JSON of a reasonable size."""
-    try:
+    with storage.reading(path, BundleError):
         size = path.stat().st_size
-    except OSError as error:
-        raise BundleError(f"cannot read {path}: {error.strerror}") from error
     if size > MAX_JSON_BYTES:
         raise BundleError(f"{path} has {size} bytes; at most {MAX_JSON_BYTES} are read")
     return storage.read_json(path)

@@ -45,9 +45,24 @@ class Architecture:
         return tuple(width / self.channels[0] for width in self.channels)
 
     @property
+    def learned_range(self) -> bool:
+        """Whether the output is noise and the v of Improved DDPM."""
+        return has_learned_range(self.in_channels, self.out_channels)
+
+    @property
     def image_size(self) -> int | None:
         """Height and width of the images; None if no level attends, so that the keys cannot tell."""
         return FIRST_ATTENTION * 2 ** self.attention.index(True) if any(self.attention) else None
+
+
+def has_learned_range(channels: int, outputs: int) -> bool:
+    """Whether a network has a learned range beside its noise, by its channels."""
+    if outputs not in (channels, 2 * channels):
+        raise CheckpointError(
+            f"it turns {channels} channels into {outputs}; a noise prediction has as many as the image, or twice as "
+            f"many with a learned range"
+        )
+    return outputs == 2 * channels
 
 
 @final

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, resumable
-from optcov.cli.options import check_seed, default_out, names, numbers
-from optcov.cli.scored import some_images, tell_clamps
+from optcov.cli.console import announce, finish, print_json, print_table, resumable, tell_clamps
+from optcov.cli.options import check_seed, default_out, names, numbers, some_images
 
 FIRST_SCREEN = ("out", "images", "train_images", "times", "steps", "designs", "seed", "schedule", "json")
 

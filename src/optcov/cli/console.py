@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from optcov.text_table import printable
+
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
 
@@ -26,18 +28,13 @@ INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 TERMINATED = 143  # and for SIGTERM, as schedulers of jobs and `kill` send it
 
 
-def escaped(text: str) -> str:
-    """A text as a terminal may see it: names of files may hold anything, also what steers it or breaks a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 class PlainConsole(Console):
     """A console that escapes what would steer the terminal, in every text that it is given; lines may break."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does."""
         super().print(
-            *("\n".join(map(escaped, o.split("\n"))) if isinstance(o, str) else o for o in objects), **options
+            *("\n".join(map(printable, o.split("\n"))) if isinstance(o, str) else o for o in objects), **options
         )
 
 
@@ -56,8 +53,7 @@ def resumable(where: Path) -> Iterator[None]:
         with _sigterm_as_interrupt():
             yield
     except KeyboardInterrupt as stop:
-        said = f"stopped; the same command goes on with what is kept in {where}: {command_line()}"
-        errors.print(escaped(said), markup=False, highlight=False, soft_wrap=True)
+        announce(f"stopped; the same command goes on with what is kept in {where}: {command_line()}")
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED) from None
 
 
@@ -87,7 +83,7 @@ def command_line() -> str:
 def fail(message: str) -> NoReturn:
     """End the program by one sentence and exit code 2; a process among several says which it is."""
     process = "" if FIRST else f" in process {os.environ['RANK']}"
-    Console(stderr=True).print(f"error{process}: {escaped(message)}", markup=False, highlight=False, soft_wrap=True)
+    _say(Console(stderr=True), f"error{process}: {message}")
     sys.exit(2)
 
 
@@ -105,11 +101,11 @@ def print_table(
     Names of files and bundles may hold brackets, so that nothing is markup: what is to be bold comes as rich's Text.
     """
     where = console or output
-    table = Table(title=Text(escaped(title)), title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for number, name in enumerate(header):
-        table.add_column(Text(escaped(name)), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(printable(name)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*[cell if isinstance(cell, Text) else Text(escaped(str(cell))) for cell in row])
+        table.add_row(*[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row])
     # a number that is cut off is worse than a long line, and a console prints no wider than it is
     needed = where.measure(table, options=where.options.update(width=10_000)).maximum
     Console(width=max(where.width, needed), quiet=where.quiet, stderr=where.stderr).print(table)
@@ -117,7 +113,21 @@ def print_table(
 
 def announce(what: str) -> None:
     """Say what a command is about to do, after everything that can be refused has been looked at."""
-    errors.print(escaped(what), markup=False, highlight=False, soft_wrap=True)
+    _say(errors, what)
+
+
+def _say(console: Console, text: str) -> None:
+    """One line as it is, however long: no markup, no colours, nothing that steers the terminal."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def tell_clamps(rates: Mapping[str, tuple[float, float]]) -> None:
+    """Say how many variances of each covariance were out of bounds."""
+    from optcov.covariances import clamped_in_words
+
+    for name, (below, above) in rates.items():
+        if below or above:
+            announce(f"{name}: {clamped_in_words(name, below, above)}")
 
 
 def tell_left_out(bundle: Bundle) -> None:
@@ -131,10 +141,10 @@ def tell_left_out(bundle: Bundle) -> None:
 
 def finish(path: Path, *next_command: str) -> None:
     """End a command by where its output is, and what one would sensibly run next, word by word."""
-    output.print(escaped(f"wrote {path}"), markup=False, highlight=False, soft_wrap=True)
+    _say(output, f"wrote {path}")
     suggest(*next_command)
 
 
 def suggest(*next_command: str) -> None:
     """Say what one would sensibly run next, such that it can be pasted into a shell."""
-    output.print(escaped(f"next: {shlex.join(next_command)}"), markup=False, highlight=False, soft_wrap=True)
+    _say(output, f"next: {shlex.join(next_command)}")

@@ -32,7 +32,7 @@ def command(
     with Progress(*columns, console=errors) as bars:
         tasks = {file.name: bars.add_task(file.name, total=file.size) for file in data_set.files}
         for path in fetch(name, directory, source, lambda file, done, _: bars.update(tasks[file], completed=done)):
-            errors.print(f"verified {path}", markup=False, highlight=False, soft_wrap=True)
+            announce(f"verified {path}")
     sets = [data.load(directory, split) for split in ("train", "test")]
     header = ("set", "images", "shape", "checksum")
     rows = [(images.name, len(images), " x ".join(map(str, images.shape)), images.checksum[:16]) for images in sets]

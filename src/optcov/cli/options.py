@@ -1,9 +1,19 @@
-"""What options mean: lists separated by commas, places that were not given, counts that were asked for."""
+"""What options mean: lists by commas, places that were not given, settings by their names, images to score."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import typer
+
+    from optcov.bundle import Bundle
+    from optcov.bundle.scoring import Scored
+
+Settings = TypeVar("Settings")
 
 MAX_SEED = 2**63 - 1  # torch's generators take twice as much, and repeats take the seeds behind
 
@@ -37,3 +47,18 @@ def numbers(text: str, option: str, example: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ValueError(f"{option} {text!r} is not a list of whole numbers such as {example}") from error
+
+
+def settings_of(kind: type[Settings], context: typer.Context) -> Settings:
+    """Settings whose fields are options of the same names; those that are no options keep their defaults."""
+    named: Any = fields(kind)  # type: ignore[arg-type]
+    return kind(**{field.name: context.params[field.name] for field in named if field.name in context.params})
+
+
+def some_images(data: str, model: Bundle, split: str, count: int) -> Scored:
+    """The first images of a split, in an order whose first stand for all."""
+    from optcov.bundle.scoring import Scored
+    from optcov.data import load_mixed
+    from optcov.data.tensors import fitted_to
+
+    return Scored(fitted_to(load_mixed(data, split), model.image_shape, model.name), count, split)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, escaped, finish, print_json, resumable
+from optcov.cli.console import announce, errors, finish, print_json, resumable
 from optcov.cli.options import check_seed, default_out, numbers
 from optcov.progress import track
+from optcov.text_table import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +93,7 @@ def command(
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""
-    caption = escaped(f"{model.name}: {sampler.title}{times}, seed {seed}")
+    caption = printable(f"{model.name}: {sampler.title}{times}, seed {seed}")
     if variance_map:
         require_variance(sampler)
     announce(f"{caption}: draws {n} images to {out}; those that are there stay")
@@ -191,7 +192,7 @@ def _compare(model: Bundle, out: Path | None, methods: str, steps: str, count: i
     cells = compare(model, rows, columns, count, seed)
     announce(f"{model.name}: {methods} in {steps} steps from the same noise, as one picture to {picture}")
     tracked = track(cells, len(rows) * len(columns), "methods and steps", "cells")
-    draw_comparison(list(tracked), picture, escaped(f"{model.name}: the same noise by every method"))
+    draw_comparison(list(tracked), picture, printable(f"{model.name}: the same noise by every method"))
     return {"picture": str(picture), "methods": rows, "steps": columns}
 
 

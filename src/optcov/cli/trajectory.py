@@ -7,9 +7,8 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, resumable
-from optcov.cli.options import check_seed, default_out
-from optcov.cli.scored import some_images, tell_clamps
+from optcov.cli.console import announce, finish, print_json, print_table, resumable, tell_clamps
+from optcov.cli.options import check_seed, default_out, some_images
 
 FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
 

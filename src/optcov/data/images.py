@@ -97,8 +97,7 @@ class ImageSet:
                 f"a test share of {test_share} of {len(self)} images leaves {count} for testing and "
                 f"{len(self) - count} for training; give more images, or a share that leaves both"
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        test, train = order[:count].sort().values, order[count:].sort().values
+        train, test = split_indices(len(self), count, seed)
         return self.select(train, f"{self.name} (train)"), self.select(test, f"{self.name} (test)")
 
     @cached_property
@@ -108,6 +107,12 @@ class ImageSet:
         for start in range(0, len(self), 4096):
             digest.update(self.images[start : start + 4096].contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def split_indices(total: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Which of so many are kept and which are held out, each in ascending order."""
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    return order[held_out:].sort().values, order[:held_out].sort().values
 
 
 def from_8bit(images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from optcov.bundle import Bundle, load
 from optcov.bundle.config import check_head_name
-from optcov.bundle.imported import bundle_of
+from optcov.bundle.loading import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
 from optcov.checkpoints.diffusers_models import import_pipeline, imported_unet, is_bundle, is_diffusers
