@@ -155,6 +155,6 @@ def equal_blocks(counts: list[int]) -> int:
     """The number of residual blocks per level, which must be the same at all levels."""
     if not counts or len(set(counts)) != 1 or counts[0] == 0:
         raise CheckpointError(
-            f"the levels have {counts[:MAX_LEVELS]} residual blocks, but a UNet2DModel has equally many in each"
+            f"the levels have {counts[:MAX_LEVELS]} residual blocks; a UNet2DModel has as many in each"
         )
     return counts[0]

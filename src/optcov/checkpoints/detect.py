@@ -23,13 +23,10 @@ def import_model(
     """
     path = Path(source)
     with naming(path):
-        if not (_is_hub_name(str(source), path) or (path.is_dir() and is_diffusers(path))):
+        on_hub = not path.exists() and path.suffix not in _FILES and _HUB_NAME.fullmatch(str(source)) is not None
+        if not on_hub and not (path.is_dir() and is_diffusers(path)):
             return import_checkpoint(path, name, image_size=image_size, **options)
         given = [option for option, value in {"as": name, **options}.items() if value is not None]
         if given:
             raise CheckpointError(f"it is a model of diffusers, which says all that itself; leave out --{given[0]}")
         return import_diffusers(source, image_size)
-
-
-def _is_hub_name(source: str, path: Path) -> bool:
-    return not path.exists() and path.suffix not in _FILES and _HUB_NAME.fullmatch(source) is not None

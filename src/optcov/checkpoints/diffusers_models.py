@@ -160,9 +160,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(PATTERNS)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"there is no such file or directory, and the hub gives none ({type(error).__name__})"
-        ) from error
+        raise CheckpointError(f"there is no such file, and the hub gives none ({type(error).__name__})") from error
 
 
 def _folder(path: Path, name: str, file: str) -> Path:
@@ -249,9 +247,7 @@ def _check_weights(path: Path, weights: int) -> None:
                 raise CheckpointError(f"{name[:80]} {no_plain_floats(tensor)}")
     size = sum(file.stat().st_size for file in files)
     if weights > size:
-        raise CheckpointError(
-            f"config.json describes {weights:,} weights, but the files of weights have {size:,} bytes"
-        )
+        raise CheckpointError(f"config.json describes {weights:,} weights, but the files of them have {size:,} bytes")
 
 
 def _describe(problem: Any) -> str:

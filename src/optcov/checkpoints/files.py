@@ -48,7 +48,9 @@ def read_file(path: Path) -> Any:
     except MemoryError as error:
         raise CheckpointError(f"reading it takes more memory than a file of {size:,} bytes can need") from error
     for tensor in _tensors(content):
-        _check_plain(tensor)
+        odd = tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided
+        if odd or tensor.device.type != "cpu":
+            raise CheckpointError(f"it holds {tensor.dtype}, {tensor.layout}, on {tensor.device}, not plain numbers")
         check_size([tensor], size)
     return content
 
@@ -72,13 +74,6 @@ def check_size(tensors: Iterable[Tensor], size: int) -> None:
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if claimed > size:
         raise CheckpointError(f"its tensors claim {claimed:,} bytes, but the file has {size:,}")
-
-
-def _check_plain(tensor: Tensor) -> None:
-    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise CheckpointError(
-            f"it holds a {tensor.dtype} tensor, {tensor.layout}, on {tensor.device}, not plain numbers"
-        )
 
 
 def _read_torch(path: Path) -> Any:

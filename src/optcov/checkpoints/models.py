@@ -187,11 +187,9 @@ def _image_size(plan: Architecture, asked: int | None) -> int:
     size = plan.image_size if asked is None else asked
     if size is None:
         raise CheckpointError("no level attends, so the keys do not tell the size of its images; add --image-size")
-    halvings = 2 ** (len(plan.channels) - 1)
-    if size < halvings or size % halvings:
-        raise CheckpointError(
-            f"images of {size} pixels cannot be halved {len(plan.channels) - 1} times; check --image-size"
-        )
+    halvings = len(plan.channels) - 1
+    if size < 2**halvings or size % 2**halvings:
+        raise CheckpointError(f"images of {size} pixels cannot be halved {halvings} times; check --image-size")
     return size
 
 

@@ -96,9 +96,8 @@ def find_source(family: Family, plan: Architecture, name: str | None) -> Source:
         return fitting[0]
     related = fitting or [source for source in SOURCES.values() if source.family is family]
     reason = "fits more than one network" if fitting else "has the widths of no network of the paper"
-    raise CheckpointError(
-        f"it {reason}; say how it was trained by --as {' or --as '.join(source.name for source in related)}"
-    )
+    names = " or --as ".join(source.name for source in related)
+    raise CheckpointError(f"it {reason}; say how it was trained by --as {names}")
 
 
 def _named(name: str, family: Family, fitting: list[Source]) -> Source:

@@ -26,7 +26,7 @@ def command(
     data_set = find_data_set(name)
     megabytes = sum(file.size for file in data_set.files) / 1e6
     announce(
-        f"fetches {name}, {megabytes:.0f} MB, from {source or 'its publisher'} to {directory}; keeps what is there"
+        f"fetches {name} ({megabytes:.0f} MB) from {source or 'its publisher'} to {directory}; keeps what is there"
     )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors) as bars:

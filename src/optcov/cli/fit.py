@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from optcov.bundle import Bundle
     from optcov.fitting.fit import FitPlan
 
-
 FIRST_SCREEN = ("out", "heads", "images", "measure_images", "batch_size", "flip", "seed", "overwrite", "json")
 
 

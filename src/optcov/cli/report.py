@@ -62,7 +62,7 @@ def command(
     announce(f"puts {len(results)} tables{f' and what {bundle} draws' if bundle else ''} on one page, {out}")
     sections = list(table_sections(results))
     if parts:
-        sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
+        sections += track((make() for _, make in parts), len(parts), "sections of the bundle", "sections")
     sections += drawn
     sections.append(provenance_section(results, {"command": command_line(), **machine()}))
     heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
@@ -71,11 +71,6 @@ def command(
         print_json({"page": str(out), "sections": [section.title for section in sections]})
         return
     finish(out, "python", "-m", "webbrowser", str(out))
-
-
-def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSection]:
-    for _, make in parts:
-        yield make()
 
 
 def _images(data: str | None, model: Bundle) -> ImageSet | None:

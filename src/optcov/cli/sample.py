@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
-
-
 FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "trajectory", "compare", "variance_map", "batch_size", "json")
 
 
@@ -74,7 +72,6 @@ def command(
     from optcov.processes import this_process
 
     method = method or DEFAULT_METHOD
-
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
     if n > MAX_IMAGES:

@@ -36,8 +36,6 @@ TAKEN_BY = {  # options that change nothing in other tables
     "--optimal": ("fid",),
     "--target": ("timesteps",),
 }
-
-
 FIRST_SCREEN = ("bundle", "data", "out", "quick", "full", "schedules", "steps", "samples", "images", "json")
 
 
@@ -144,9 +142,7 @@ def _check_options(tables: set[str], context: typer.Context) -> None:
     for option, takers in TAKEN_BY.items():
         source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
         if source is not None and source.name == "COMMANDLINE" and not tables & set(takers):
-            raise ValueError(
-                f"table {min(tables)} does not take {option}; leave it out (it is for {', '.join(takers)})"
-            )
+            raise ValueError(f"table {min(tables)} does not take {option}; leave it out (for {', '.join(takers)})")
 
 
 def _size(quick: bool, full: bool, **changes: int | None) -> TableSize:

@@ -82,9 +82,7 @@ def read_image(
         raise
     except (*broken, Warning) as error:
         reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-        raise DataError(
-            f"cannot read the image {path}: {reason or type(error).__name__}; remove or replace it"
-        ) from error
+        raise DataError(f"cannot read the image {path}: {reason or type(error).__name__}; replace it") from error
     return pixels
 
 
