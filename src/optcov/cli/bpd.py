@@ -6,8 +6,19 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, resumable, tell_clamps
-from optcov.cli.options import check_seed, default_out, names, numbers, some_images
+from optcov.console import (
+    announce,
+    check_seed,
+    default_out,
+    finish,
+    names,
+    numbers,
+    print_json,
+    print_table,
+    resumable,
+    some_images,
+    tell_clamps,
+)
 
 FIRST_SCREEN = ("out", "images", "train_images", "times", "steps", "designs", "seed", "schedule", "json")
 

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable, tell_left_out
-from optcov.cli.options import check_seed, names, settings_of
+from optcov.console import (
+    announce,
+    check_seed,
+    errors,
+    finish,
+    names,
+    print_json,
+    print_table,
+    resumable,
+    settings_of,
+    tell_left_out,
+)
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from optcov.cli.console import output, print_json, suggest
+from optcov.console import output, print_json, suggest
 
 LABEL = 13  # width of the column of names
 

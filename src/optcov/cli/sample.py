@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, resumable
-from optcov.cli.options import check_seed, default_out, numbers
+from optcov.console import announce, check_seed, default_out, errors, finish, numbers, print_json, resumable
 from optcov.progress import track
 from optcov.text_table import printable
 

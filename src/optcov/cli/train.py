@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, resumable
-from optcov.cli.options import check_seed, names, numbers, settings_of
+from optcov.console import announce, check_seed, finish, names, numbers, print_json, resumable, settings_of
 from optcov.progress import track_training
 
 FIRST_SCREEN = ("out", "steps", "batch_size", "learning_rate", "channels", "layers", "labels", "flip", "seed", "json")

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, resumable, tell_clamps
-from optcov.cli.options import check_seed, default_out, some_images
+from optcov.console import (
+    announce,
+    check_seed,
+    default_out,
+    finish,
+    print_json,
+    print_table,
+    resumable,
+    some_images,
+    tell_clamps,
+)
 
 FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
 

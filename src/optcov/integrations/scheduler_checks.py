@@ -29,7 +29,7 @@ def refuse_other_processes(config: Mapping[str, Any]) -> None:
             f"config of a scheduler such as DDPMScheduler"
         )
     if SIGMAS & {*config} and not has_betas:
-        raise ValueError(f"{name} has sigmas, not betas; give the config of a scheduler such as DDPMScheduler")
+        raise ValueError(f"{name} has no betas but sigmas; give the config of a scheduler such as DDPMScheduler")
 
 
 def check_config(config: Mapping[str, Any]) -> None:

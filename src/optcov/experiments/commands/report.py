@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, command_line, finish, print_json
-from optcov.cli.options import check_seed
+from optcov.console import announce, check_seed, command_line, finish, print_json
 from optcov.progress import track
 
 if TYPE_CHECKING:

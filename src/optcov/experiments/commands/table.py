@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
-from optcov.cli.options import check_seed, counted, names, numbers
+from optcov.console import (
+    announce,
+    check_seed,
+    command_line,
+    counted,
+    errors,
+    finish,
+    names,
+    numbers,
+    output,
+    print_json,
+    print_table,
+    resumable,
+)
 from optcov.progress import fresh, track
 
 if TYPE_CHECKING:
