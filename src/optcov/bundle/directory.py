@@ -56,7 +56,7 @@ def check_replaceable(target: Path, known: frozenset[str]) -> None:
     strange = sorted(entry.name for entry in target.iterdir() if entry.name not in known)
     if strange:
         raise BundleError(
-            f"{target} holds {strange[0]!r}, no part of a bundle, which would be lost; choose another place"
+            f"{target} holds {strange[0]!r}, which is no part of a bundle and would be lost; choose another directory"
         )
 
 

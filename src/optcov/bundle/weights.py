@@ -45,20 +45,19 @@ def read_json(path: Path) -> Any:
 def save_unet(directory: Path, unet: nn.Module) -> None:
     """Write a UNet2DModel, or the package's variant of it, as diffusers does; one that could not be read is refused."""
     settings = check_unet(unet)
-    names = {name: value for name, value in json.loads(unet.to_json_string()).items() if name.startswith("_")}  # type: ignore[operator]
+    names = {name: value for name, value in _config(unet).items() if name.startswith("_")}
     storage.write_json(directory / UNET_CONFIG, names | settings)
     storage.write_tensors(directory / UNET_WEIGHTS, _packed(unet.state_dict()), {"format": "pt"})
 
 
 def check_unet(unet: nn.Module) -> dict[str, Any]:
     """Raise the error that loading this network would, and return its settings as plain JSON values."""
-    unet_class = _unet_classes(type(unet).__name__)
-    try:
-        settings, _ = split_config(unet_class, json.loads(unet.to_json_string()))  # type: ignore[operator]
-        check_settings(unet_class, settings)
-    except ValueError as error:
-        raise BundleError(f"the network's config: {error}") from error
-    return settings
+    return _class_and_settings(_config(unet), "the network's config")[1]
+
+
+def _config(unet: nn.Module) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(unet.to_json_string())  # type: ignore[operator]
+    return config | {"_class_name": type(unet).__name__}
 
 
 def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: bool) -> None:
@@ -83,9 +82,9 @@ def without_memory(unet: nn.Module) -> nn.Module:
     """A network of the same settings whose weights have shapes but no numbers; itself, if it is one."""
     if all(weight.is_meta for weight in unet.parameters()):
         return unet
-    unet_class = _unet_classes(type(unet).__name__)
+    unet_class, settings = _class_and_settings(_config(unet), "the network's config")
     with torch.device("meta"):
-        twin: nn.Module = unet_class(**split_config(unet_class, dict(unet.config))[0])  # type: ignore[arg-type]
+        twin: nn.Module = unet_class(**settings)
     return twin.eval()
 
 
@@ -98,28 +97,29 @@ def load_unet(directory: Path, check: Callable[[nn.Module], None] | None = None)
     content = read_json(path)
     if not isinstance(content, dict):
         raise BundleError(f"{path} does not hold an object")
-    unet_class = _unet_classes(content.get("_class_name"), path)
-    try:
-        options, _ = split_config(unet_class, content)
-        check_settings(unet_class, options)
-    except ValueError as error:
-        raise BundleError(f"{path}: {error}") from error
+    unet_class, options = _class_and_settings(content, str(path))
     tensors, _ = storage.read_tensors(directory / UNET_WEIGHTS)
     unet = _build_and_fill(lambda: unet_class(**options), tensors, path, directory / UNET_WEIGHTS, check)
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
     return unet
 
 
-def _unet_classes(name: Any, path: Path | None = None) -> Any:
+def _class_and_settings(config: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """The class that a config names, and its settings, checked."""
     from diffusers import UNet2DModel
 
     from optcov.networks.paper_unet import PaperUNet
 
     classes = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
+    name = config.get("_class_name")
     if not isinstance(name, str) or name not in classes:
-        where = f"{path}: " if path else ""
-        raise BundleError(f"{where}a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")
-    return classes[name]
+        raise BundleError(f"{where}: a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")
+    try:
+        settings, _ = split_config(classes[name], config)
+        check_settings(classes[name], settings)
+    except ValueError as error:
+        raise BundleError(f"{where}: {error}") from error
+    return classes[name], settings
 
 
 def save_head(path: Path, head: Head, fitted_on: str) -> None:
