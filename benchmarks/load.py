@@ -100,7 +100,7 @@ class Images:
     def __len__(self) -> int:
         return self._count
 
-    def unit(self, index: Tensor) -> Tensor:
+    def x_0(self, index: Tensor) -> Tensor:
         """Images of the given numbers, in [-1, 1]."""
         levels = (index[:, None] * 31 + torch.arange(64) * 7) % 256
         return (levels / 127.5 - 1).reshape(-1, *SHAPE)

@@ -61,7 +61,7 @@ def train(images: data.ImageSet, epochs: int, batch: int, rate: float, seed: int
     for epoch in range(epochs):
         start, total = time.monotonic(), 0.0
         for index in torch.randperm(len(images))[: per_epoch * batch].view(per_epoch, batch):
-            scores = network(data.flip_half(images.unit(index)))
+            scores = network(data.flip_half(images.x_0(index)))
             loss = nn.functional.cross_entropy(scores, images.labels[index], label_smoothing=0.05)
             optimizer.zero_grad()
             loss.backward()

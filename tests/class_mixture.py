@@ -27,7 +27,7 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.points)
 
-    def unit(self, index: Tensor) -> Tensor:
+    def x_0(self, index: Tensor) -> Tensor:
         return self.points[index]
 
 

@@ -16,7 +16,7 @@ def everything(directory: Path) -> dict[str, torch.Tensor]:
     network = tiny_network()
     run = training(directory, network=network)
     list(run.run())
-    tasks = new_heads(network, images().unit(torch.arange(1)), ["sn", "npr"], "timed")
+    tasks = new_heads(network, images().x_0(torch.arange(1)), ["sn", "npr"], "timed")
     heads = fit_closed_form(network, tasks, Batches(images(), network.schedule, 16), images=64).heads
     numbers = numbers_per_time(
         measure(network, images(), time_grid(network.schedule, 4), images=32, directory=directory / "m")

@@ -54,7 +54,7 @@ def small_bundle(schedule: Schedule | None = None) -> Bundle:
     schedule = schedule or Schedule.vp_sde()
     plain = Bundle(HeadedNetwork(Backbone.unet(small_unet()), schedule).eval(), SHAPE, name="small")
     heads = {"npr": small_head(1), "sn": small_head(2)}
-    return plain.with_heads(heads, plain.backbone).with_numbers(small_numbers(schedule))
+    return plain.with_heads(heads, plain.fingerprint).with_numbers(small_numbers(schedule))
 
 
 def save_with_images(directory: Path, schedule: Schedule, images: int = 40) -> Path:

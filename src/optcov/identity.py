@@ -66,25 +66,19 @@ def known_by(found: str, text: object = "") -> dict[str, str]:
 
 
 def images_identity(images: Any) -> dict[str, str]:
-    """The entry for images: a tensor, or a source of batches with `unit`, by all of their pixels."""
+    """The entry for images: a tensor, or a source of batches with `x_0`, by all of their pixels."""
     checksum = getattr(images, "checksum", None)
     if not isinstance(checksum, str):
-        parts = [
-            digest_tensors({"": _some(images, torch.arange(start, min(start + _BATCH, len(images))))})
-            for start in range(0, len(images), _BATCH)
-        ]
-        checksum = digest(parts)
+        starts = range(0, len(images), _BATCH)
+        shares = [torch.arange(start, min(start + _BATCH, len(images))) for start in starts]
+        taken = (images[share] if isinstance(images, Tensor) else images.x_0(share) for share in shares)
+        checksum = digest([digest_tensors({"": part}) for part in taken])
     return known_by(checksum, len(images))
 
 
 def condition_identity(condition: Mapping[str, Tensor] | None) -> dict[str, str] | None:
     """The entry for a condition: all of its tensors by name; None where there is none."""
     return known_by(digest_tensors(condition), ", ".join(sorted(condition))) if condition else None
-
-
-def _some(images: Any, index: Tensor) -> Tensor:
-    found: Tensor = images[index] if isinstance(images, Tensor) else images.unit(index)
-    return found
 
 
 def changes(before: Identity, now: Identity, ignore: Collection[str] = ()) -> list[str]:
@@ -138,7 +132,9 @@ def _change(name: str, before: Any, now: Any) -> Iterator[str]:
     elif _digest_of(before) is None and isinstance(before, Mapping) and isinstance(now, Mapping):
         yield from (f"{phrase} (of its {_spoken(name)})" for phrase in changes(before, now, ("name",)))
     else:
-        yield _PHRASES.get(name) or f"the {_spoken(name)} changed{_from_to(_text(before), _text(now))}"
+        old, new = _text(before), _text(now)
+        change = f" from {old} to {new}" if old != new and old and new else ""  # if both can be read and differ
+        yield _PHRASES.get(name) or f"the {_spoken(name)} changed{change}"
 
 
 def _changed_heads(before: Identity, now: Identity) -> Iterator[str]:
@@ -151,11 +147,6 @@ def _changed_heads(before: Identity, now: Identity) -> Iterator[str]:
 
 def _spoken(name: str) -> str:
     return _NAMES.get(name, name).replace("_", " ")
-
-
-def _from_to(before: str, now: str) -> str:
-    """How a value changed, if it is short enough to be read and the two look different."""
-    return f" from {before} to {now}" if before != now and before and now else ""
 
 
 def _text(value: Any) -> str:

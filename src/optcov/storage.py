@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +39,7 @@ def atomic_writer(path: Path, text: bool = False) -> Iterator[IO[Any]]:
         try:
             with os.fdopen(descriptor, "w" if text else "wb", encoding="utf-8" if text else None) as stream:
                 yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
+                _flush(stream)
             os.chmod(name, 0o666 & ~current_umask())
             os.replace(name, path)
             sync_directory(path.parent)
@@ -55,6 +54,11 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _flush(stream: IO[Any]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _temporary(path: Path) -> tuple[int, str]:
@@ -113,8 +117,7 @@ def _write_temporary(path: Path, content: bytes, permissions: int, made: list[st
     made.append(name)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
+        _flush(stream)
     os.chmod(name, permissions)
     return name
 
@@ -126,13 +129,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to a file and flush it to disk. A crash in the middle leaves a line without its end."""
-    try:
-        with Path(path).open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    with _writing(path), Path(path).open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+        _flush(stream)
 
 
 def parse_json(text: str) -> Any:
@@ -147,13 +146,21 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
+@contextmanager
+def reading(path: Path, error_type: Callable[[str], Exception] = StorageError) -> Iterator[None]:
+    """Let errors of the system name the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise error_type(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def read_text(path: Path) -> str:
     """Read text."""
     _refuse_devices(path)
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        with reading(path):
+            return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise StorageError(f"{path} is not a text: {error}") from error
 
@@ -191,10 +198,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its metadata."""
     _refuse_devices(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with reading(path), safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise StorageError(f"{path} is not a whole safetensors file: {error}") from error
 

@@ -1,4 +1,4 @@
-"""A table as plain text and as HTML, for results that print and show themselves."""
+"""Text for the eye: tables as plain text and as HTML, and whatever a name may hold made harmless."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def html_table(title: str, header: Sequence[str], rows: Rows) -> str:
 
     body = "".join(row(cells, "td") for cells in rows)
     return f"<table><caption>{html.escape(title)}</caption>{row(header, 'th')}{body}</table>"
+
+
+def printable(text: str) -> str:
+    """Escape whatever would break a line or steer a terminal: names of files and keys may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -291,7 +291,7 @@ def test_a_head_is_fitted_and_calibrated_given_the_classes():
     network = exact_network(SIMPLE, LINEAR)
     source = Conditioned.by_labels(Labelled(SIMPLE, 8192))
     first = torch.arange(1)
-    tasks = new_heads(network, source.unit(first), ["npr"], condition=source.condition(first))
+    tasks = new_heads(network, source.x_0(first), ["npr"], condition=source.condition(first))
     fitted = fit_closed_form(network, tasks, Batches(source, LINEAR, 512), images=16_384)
     network = HeadedNetwork(network.backbone, LINEAR, fitted.heads, network.time_argument).eval()
     times = torch.arange(50, 951, 100)
@@ -311,7 +311,7 @@ def test_a_head_is_fitted_and_calibrated_given_the_classes():
 
 @pytest.mark.parametrize("schedule", [Schedule.flow(), Schedule.edm(), LINEAR], ids=repr)
 def test_a_conditional_network_serves_other_schedules_by_its_noise_levels(schedule):
-    network, x_t = exact_network(SIMPLE, VP).on(schedule), points()
+    network, x_t = exact_network(SIMPLE, VP).with_schedule(schedule), points()
     for t in schedule.grid([100, 400, 600]):
         with torch.no_grad():
             found = network((schedule.unit_data_std(t) * x_t).float(), t, **TOLD).noise.double()
@@ -327,7 +327,7 @@ def test_training_of_heads_notices_another_condition(tmp_path):
 
     def train(labels):
         told = Conditioned(source, {"class_labels": labels})
-        tasks = new_heads(network, source.unit(first), ["npr"], condition=told.condition(first))
+        tasks = new_heads(network, source.x_0(first), ["npr"], condition=told.condition(first))
         return list(train_heads(network, tasks, Batches(told, LINEAR, 8), config, tmp_path))
 
     assert len(train(source.labels)) == 1

@@ -122,10 +122,10 @@ def test_heads_are_fitted_in_units_of_order_one_and_say_which(tmp_path):
     from tiny_training import images, tiny_network
 
     network = HeadedNetwork(tiny_network().backbone, Schedule.vp_sde(), parameterisation="v_prediction")
-    tasks = new_heads(network, images().unit(torch.arange(1)), ["npr", "sn"])
+    tasks = new_heads(network, images().x_0(torch.arange(1)), ["npr", "sn"])
     assert {name: task.module.unit for name, task in tasks.items()} == {"npr": "velocity", "sn": "velocity"}
     assert build_head(head_config(tasks["npr"].module)).unit == "velocity"
-    paper = new_heads(network, images().unit(torch.arange(1)), ["npr"], "conv", "mse")
+    paper = new_heads(network, images().x_0(torch.arange(1)), ["npr"], "conv", "mse")
     assert paper["npr"].module.unit == "noise"
     batch = Batches(images(), network.schedule, 16)(1)
     noisiest = batch.times.argmax()

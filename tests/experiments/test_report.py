@@ -303,7 +303,7 @@ def test_the_variance_beside_the_error_is_that_which_steps_are_made_of(monkeypat
     model = small_bundle().with_schedule("linear")
     dict(bundle_sections(model, ImageSet(pixels), TINY))["variance against error"]()
     process = model.reverse_process("SN-DDPM")
-    x_0 = ImageSet(pixels).unit()
+    x_0 = ImageSet(pixels).x_0()
     x_t = process.forward.diffuse(x_0, 1000, batch_noise(0, range(3), 3, SHAPE))
     with torch.no_grad():
         posterior = process.posterior(x_t, 1000)

@@ -226,7 +226,7 @@ def test_rows_that_bpd_lacks_are_refused_before_the_sweep(tmp_path: Path, method
 def test_rows_that_the_bundle_cannot_run_are_refused_before_the_work(
     tmp_path: Path, table: str, methods: list[str] | None
 ) -> None:
-    bare = replace(small_bundle(), network=small_bundle().network.only("npr" if methods else "none"))
+    bare = replace(small_bundle(), network=small_bundle().network.with_only_heads("npr" if methods else "none"))
     bare = bare if methods else replace(bare, numbers=None)
     with pytest.raises(ValueError, match="no head 'sn'" if methods else "numbers per time"):
         drained(table_run(table, evaluation(bare, methods=methods), tmp_path))
@@ -499,7 +499,7 @@ def test_rows_of_the_vp_sde_step_as_the_papers_do() -> None:
 def test_another_model_does_not_find_the_cells_of_the_first(tmp_path: Path) -> None:
     first = evaluation().distance_cell("linear", "DDIM", 3)
     bundle = small_bundle()
-    other = evaluation(bundle.with_heads({"sn": small_head(7)}, bundle.backbone)).distance_cell("linear", "DDIM", 3)
+    other = evaluation(bundle.with_heads({"sn": small_head(7)}, bundle.fingerprint)).distance_cell("linear", "DDIM", 3)
     assert first.key != other.key
 
 
@@ -526,7 +526,7 @@ def test_a_trajectory_through_all_times_is_no_evidence_on_optimal_ones(tmp_path:
 
 def test_iddpm_reuses_the_cells_of_bpd_and_needs_its_head(tmp_path: Path) -> None:
     bundle = small_bundle()
-    ranged = bundle.with_heads({"range": small_head(5)}, bundle.backbone)
+    ranged = bundle.with_heads({"range": small_head(5)}, bundle.fingerprint)
     drained(table_run("bpd", evaluation(ranged), tmp_path))
     run = table_run("iddpm", evaluation(ranged), tmp_path)
     assert list(run)[-1].computed == 0

@@ -16,9 +16,9 @@ from close_outputs import assert_close_results
 from command_line import run, runner
 from optcov import Schedule
 from optcov.cli import app
-from optcov.cli.console import print_table
-from optcov.cli.table import show
+from optcov.console import print_table
 from optcov.experiments.bench import BENCHMARKS
+from optcov.experiments.commands.table import show
 from optcov.experiments.tables import Entry, Row, Section, TableResult
 from optcov.experiments.tables.cells import read_cells
 from small_bundles import save_with_images, small_bundle

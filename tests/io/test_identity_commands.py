@@ -56,7 +56,7 @@ class World:
         numbers = small_numbers(schedule)
         numbers = replace(numbers, mean_square_noise=self.numbers * numbers.mean_square_noise)
         shutil.rmtree(directory / "small", ignore_errors=True)
-        plain.with_heads(heads, plain.backbone).with_numbers(numbers).save(directory / "small")
+        plain.with_heads(heads, plain.fingerprint).with_numbers(numbers).save(directory / "small")
         pixels = np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8)
         np.savez(directory / "images.npz", images=np.rot90(pixels, axes=(2, 3)) if self.turned else pixels)
         return directory

@@ -163,7 +163,7 @@ def test_the_picture_of_methods_has_no_more_steps_than_the_bundle_has_times(tmp_
 
 def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
     bundle = small_bundle(Schedule.linear(50))
-    bundle.with_heads({"npr": small_head(7)}, bundle.backbone).save(tmp_path / "discrete")
+    bundle.with_heads({"npr": small_head(7)}, bundle.fingerprint).save(tmp_path / "discrete")
     common = ("--method", "NPR-DDIM", "--steps", 2, "--n", 1, "--out", tmp_path / "run")
     assert optcov(bundles / "discrete", *common)[0] == 0
     code, _, said = optcov(tmp_path / "discrete", *common)

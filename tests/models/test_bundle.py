@@ -39,7 +39,7 @@ def test_a_bundle_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert_close_outputs(other.head("sn"), one.head("sn"))
     weights = after.network.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in before.network.state_dict().items())
-    assert before.backbone == after.backbone
+    assert before.fingerprint == after.fingerprint
     assert after.provenance == {"seed": 3}
     assert after.name == "a"
     assert not any(parameter.requires_grad for parameter in after.network.parameters())
@@ -51,7 +51,7 @@ def test_diffusers_reads_the_noise_predictor(saved: Path) -> None:
     from diffusers import UNet2DModel
 
     unet = UNet2DModel.from_pretrained(saved / "unet")
-    assert fingerprint(unet) == bundle.load(saved).backbone
+    assert fingerprint(unet) == bundle.load(saved).fingerprint
 
 
 def test_loading_leaves_the_callers_random_numbers_alone(saved: Path) -> None:
@@ -65,26 +65,26 @@ def test_loading_leaves_the_callers_random_numbers_alone(saved: Path) -> None:
 def test_rounded_weights_are_stored_in_half_the_space_and_lose_nothing_more(tmp_path: Path) -> None:
     plain = Bundle(HeadedNetwork(Backbone.unet(small_unet()), Schedule.vp_sde()), SHAPE)
     original = fingerprint(plain.unet)
-    half = plain.rounded()
+    half = plain.with_float16_weights()
     assert fingerprint(plain.unet) == original
     plain.save(tmp_path / "whole")
     half.save(tmp_path / "half")
     weights = [tmp_path / name / "unet" / "diffusion_pytorch_model.safetensors" for name in ("half", "whole")]
     assert weights[0].stat().st_size < 0.65 * weights[1].stat().st_size
     loaded = bundle.load(tmp_path / "half")
-    assert loaded.backbone == half.backbone
+    assert loaded.fingerprint == half.fingerprint
     assert next(loaded.unet.parameters()).dtype == torch.float32
     with pytest.raises(BundleError, match="before fitting heads"):
-        small_bundle().rounded()
+        small_bundle().with_float16_weights()
 
 
 def test_a_head_of_another_backbone_is_refused_in_words(saved: Path, tmp_path: Path) -> None:
     other = Bundle(HeadedNetwork(Backbone.unet(small_unet(seed=5)), Schedule.vp_sde()), SHAPE)
-    mine = bundle.load(saved).backbone
+    mine = bundle.load(saved).fingerprint
     with pytest.raises(ValueError, match="fitted on another backbone") as caught:
         other.with_heads({"npr": small_head()}, mine)
     assert mine not in str(caught.value)
-    other.with_heads({"npr": small_head()}, other.backbone).save(tmp_path / "other")
+    other.with_heads({"npr": small_head()}, other.fingerprint).save(tmp_path / "other")
     target = tmp_path / "other" / "heads" / "npr.safetensors"
     target.write_bytes((saved / "heads" / "npr.safetensors").read_bytes())
     with pytest.raises(BundleError, match="fitted on another backbone") as caught:
@@ -206,7 +206,7 @@ def test_optimal_trajectories_go_with_the_head_or_the_numbers_they_were_found_wi
     full = small_bundle()
     for method in ("NPR-DDPM", "SN-DDPM", "A-DDPM", "DDPM, beta"):
         full = full.with_trajectories(method, [Trajectory((0.5, 1.0))])
-    headed = full.with_heads({"npr": small_head(3)}, full.backbone)
+    headed = full.with_heads({"npr": small_head(3)}, full.fingerprint)
     assert {entry.method for entry in headed.trajectories} == {"SN-DDPM", "A-DDPM", "DDPM, beta"}
     measured = full.with_numbers(small_numbers(full.schedule))
     assert {entry.method for entry in measured.trajectories} == {"NPR-DDPM", "SN-DDPM", "DDPM, beta"}

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from optcov import bundle
 from optcov.bundle import BundleError
 from optcov.bundle.config import BundleConfig
-from optcov.bundle.trajectories import StoredTrajectory
+from optcov.bundle.schedules import StoredTrajectory
 from optcov.storage import StorageError
 from small_bundles import small_bundle
 
@@ -138,7 +138,7 @@ def test_a_header_that_declares_too_much_is_refused(copy: Path, file: str) -> No
 )
 def test_a_head_that_describes_itself_wrongly_is_named(copy: Path, config: str) -> None:
     path = copy / "heads" / "npr.safetensors"
-    save_file(load_file(path), path, {"config": config, "backbone": bundle.load(copy).backbone})
+    save_file(load_file(path), path, {"config": config, "backbone": bundle.load(copy).fingerprint})
     with pytest.raises(BundleError, match=r"npr\.safetensors"):
         bundle.load(copy)
 

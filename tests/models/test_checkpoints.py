@@ -28,7 +28,7 @@ from checkpoint_files import (
 from close_outputs import assert_close_outputs
 from optcov.checkpoints import SOURCES, CheckpointError, export_checkpoint, import_checkpoint, read_gamma
 from optcov.checkpoints.architecture import Architecture, unet_config
-from optcov.checkpoints.layout import HeadwiseQkv, export_state
+from optcov.checkpoints.layout import export_state, headwise_qkv
 from optcov.checkpoints.sources import FAMILIES, by_name, find_family
 from optcov.networks import Backbone, ConvHead, DenseHead, fingerprint
 from optcov.networks.paper_unet import PaperUNet
@@ -370,7 +370,7 @@ def test_without_attention_the_image_size_must_be_said(tmp_path):
 
 def test_qkv_rows_are_ordered_by_head_first():
     rows = torch.arange(2 * 3 * 2)  # 2 heads of 2 channels: q q k k v v, q q k k v v
-    q, k, v = HeadwiseQkv(2, 0).to_ours(rows)
+    q, k, v = headwise_qkv(2, 0).to_ours(rows)
     assert [q.tolist(), k.tolist(), v.tolist()] == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
 
 

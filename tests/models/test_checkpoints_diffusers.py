@@ -13,7 +13,7 @@ from diffusers import DDIMScheduler, DDPMPipeline, DDPMScheduler, UNet2DModel
 
 from close_outputs import assert_close_outputs
 from memory_bounds import memory_below
-from optcov.bundle.imported import bundle_of
+from optcov.bundle.loading import bundle_of
 from optcov.checkpoints import CheckpointError, import_diffusers, import_model
 from optcov.fitting.sources import open_predictor
 from optcov.networks import fingerprint

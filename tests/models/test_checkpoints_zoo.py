@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optcov.bundle.imported import bundle_of
+from optcov.bundle.loading import bundle_of
 from optcov.checkpoints import SOURCES, import_model
 from optcov.methods import METHODS
 from zoo_files import write_files

@@ -51,7 +51,7 @@ def network(parameterisation: str = "epsilon") -> HeadedNetwork:
 @pytest.mark.parametrize("parameterisation", ["epsilon", "v_prediction"])
 def test_heads_are_fitted_measured_and_calibrated_where_the_network_is(parameterisation: str, tmp_path: Path) -> None:
     plain = network(parameterisation)
-    tasks = new_heads(plain, images().unit(torch.arange(1)), ["sn", "npr", "range"])
+    tasks = new_heads(plain, images().x_0(torch.arange(1)), ["sn", "npr", "range"])
     fit = fit_closed_form(plain, tasks, Batches(images(), plain.schedule, 8, 0, True), 16)
     assert {parameter.device for head in fit.heads.values() for parameter in head.parameters()} == {META}
     headed = HeadedNetwork(plain.backbone, plain.schedule, fit.heads, parameterisation=parameterisation).eval()
@@ -63,7 +63,7 @@ def test_heads_are_fitted_measured_and_calibrated_where_the_network_is(parameter
 @pytest.mark.parametrize("covariance", ["beta", "sn", "npr", "range"])
 def test_samples_are_drawn_where_the_network_is(covariance: str) -> None:
     plain = network()
-    tasks = new_heads(plain, images().unit(torch.arange(1)), ["sn", "npr", "range"])
+    tasks = new_heads(plain, images().x_0(torch.arange(1)), ["sn", "npr", "range"])
     heads = {name: task.module for name, task in tasks.items()}
     headed = HeadedNetwork(plain.backbone, plain.schedule, heads).eval().to(META)
     process = ReverseProcess(headed, ForwardProcess(plain.schedule), covariance)

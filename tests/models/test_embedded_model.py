@@ -68,7 +68,7 @@ def some_outputs(model):
 def test_its_outputs_are_those_recorded_on_another_machine_but_for_rounding(fashion):
     """Recorded as `some_outputs` on a CPU with AVX-512; other instructions differed by 2e-6 of the largest."""
     recorded = json.loads((Path(__file__).parents[1] / "golden" / "embedded_outputs.json").read_text())
-    assert recorded["backbone"] == fashion.backbone, "another model is embedded: record its outputs"
+    assert recorded["backbone"] == fashion.fingerprint, "another model is embedded: record its outputs"
     found = some_outputs(fashion)
     assert found.keys() == recorded["outputs"].keys()
     for name, values in recorded["outputs"].items():
@@ -101,7 +101,7 @@ def test_npr_is_calibrated_in_every_decile_of_t_on_other_images_and_noise(fashio
         def __len__(self):
             return len(images)
 
-        def unit(self, index):
+        def x_0(self, index):
             return images[torch.as_tensor(index)]
 
     found = calibrate(fashion.network, Held(), "npr", samples=8192, seed=7)

@@ -171,7 +171,7 @@ def test_a_head_of_another_backbone_is_refused_by_the_bundle(predictor, tmp_path
     bundle = optcov.load(tmp_path / "bundle")
     other = open_predictor(predictor / "unet", half=False)  # not rounded: other weights
     with pytest.raises(ValueError, match="fit it again"):
-        other.with_heads(bundle.heads, bundle.backbone)
+        other.with_heads(bundle.heads, bundle.fingerprint)
 
 
 def test_a_directory_that_holds_no_noise_predictor_is_refused(tmp_path):

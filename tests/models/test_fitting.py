@@ -389,7 +389,7 @@ def test_two_processes_do_not_share_a_run(tmp_path):
 
 def test_joint_training_moves_backbone_and_heads(tmp_path):
     network = tiny_network()
-    tasks = new_heads(network, images().unit(torch.arange(1)), ["sn", "npr"], kind="conv")
+    tasks = new_heads(network, images().x_0(torch.arange(1)), ["sn", "npr"], kind="conv")
     before = weights(network)
     objective = JointObjective(network, tasks)
     config = TrainingConfig(steps=3, batch_size=4, learning_rate=1e-2, ema=0.0)

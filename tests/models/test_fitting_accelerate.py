@@ -68,7 +68,7 @@ def run_stage_1(directory: Path, stop: int | None = None) -> tuple[list[float], 
 def run_stage_2(directory: Path, stop: int | None = None) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same of residual heads of every kind."""
     network = tiny_network()
-    tasks = new_heads(network, images().unit(torch.arange(1)), ["sn", "npr", "range"], "residual")
+    tasks = new_heads(network, images().x_0(torch.arange(1)), ["sn", "npr", "range"], "residual")
     batches, config = Batches(images(), network.schedule, 12), TrainingConfig(steps=6, **CONFIG)
     losses = []
     for record in train_heads(network, tasks, batches, config, directory):

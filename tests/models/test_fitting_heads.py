@@ -45,7 +45,7 @@ from tiny_training import images, tiny_network
 
 
 def fitting(network, names=("sn", "npr", "range"), kind="conv", loss="gamma", batch_size=16):
-    tasks = new_heads(network, images().unit(torch.arange(1)), names, kind, loss)
+    tasks = new_heads(network, images().x_0(torch.arange(1)), names, kind, loss)
     return tasks, Batches(images(), network.schedule, batch_size)
 
 
@@ -275,7 +275,7 @@ def test_features_with_nan_are_refused():
 @pytest.mark.parametrize("wrong", [{"names": ["other"]}, {"names": []}, {"names": ["sn"], "kind": "cubic"}])
 def test_unknown_heads_are_refused(wrong):
     with pytest.raises(ValueError, match="choose"):
-        new_heads(tiny_network(), images().unit(torch.arange(1)), **wrong)
+        new_heads(tiny_network(), images().x_0(torch.arange(1)), **wrong)
 
 
 # gradient descent
@@ -368,7 +368,7 @@ class Points:
     def __len__(self) -> int:
         return len(self.points)
 
-    def unit(self, index):
+    def x_0(self, index):
         return self.points[index]
 
 
@@ -386,7 +386,7 @@ def test_stage_2_approaches_the_oracle_on_an_mlp_backbone(tmp_path):
     batches = Batches(source, schedule, 512)
     first = TrainingConfig(steps=800, batch_size=512, learning_rate=3e-3, warmup=50, ema=0.99, checkpoint_every=10_000)
     list(Training(NoiseObjective(network), batches, first, tmp_path / "1").run())
-    tasks = new_heads(network, source.unit(torch.arange(1)), ["sn", "npr"])
+    tasks = new_heads(network, source.x_0(torch.arange(1)), ["sn", "npr"])
     second = TrainingConfig(
         steps=1500, batch_size=512, learning_rate=3e-3, warmup=50, ema=0.99, checkpoint_every=10_000
     )

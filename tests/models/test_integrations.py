@@ -362,7 +362,7 @@ def test_unchanged_network_stays_unchanged():
     bundle = tiny_bundle(time_argument=TimeArgument(1.0, 1.0))
     pipeline = attach(DDPMPipeline(tiny_unet(), DDPMScheduler(N)), bundle, "A-DDPM")
     assert pipeline.unet is bundle.unet
-    assert fingerprint(pipeline.unet) == bundle.backbone
+    assert fingerprint(pipeline.unet) == bundle.fingerprint
 
 
 def test_add_noise_and_velocity_are_diffusers_own():

@@ -228,7 +228,7 @@ def test_a_schedule_matched_to_itself_keeps_its_times():
 
 def test_a_network_on_another_schedule_sees_the_matched_time(x_t):
     native = network(Schedule.vp_sde())
-    moved = native.on(Schedule.linear())
+    moved = native.with_schedule(Schedule.linear())
     t = float(TimeMatch(Schedule.linear(), Schedule.vp_sde())(400))
     assert torch.allclose(moved(x_t, 400).noise, native(x_t, t).noise, rtol=1e-6)
 
@@ -237,25 +237,25 @@ def test_a_variance_exploding_schedule_is_scaled_to_unit_power(x_t):
     native, ve = network(Schedule.vp_sde()), Schedule.ve_sde(sigma_max=10.0)
     t = float(TimeMatch(ve, Schedule.vp_sde())(0.7))
     scale = math.sqrt(1 + float(ve.beta_bar(0.7)))
-    assert torch.allclose(native.on(ve)(x_t, 0.7).noise, native(x_t / scale, t).noise, atol=1e-6)
+    assert torch.allclose(native.with_schedule(ve)(x_t, 0.7).noise, native(x_t / scale, t).noise, atol=1e-6)
 
 
 def test_a_network_without_some_of_its_heads_predicts_the_same_by_the_others(x_t):
     heads = {name: ConvHead(8, 1, groups=4) for name in ("sn", "npr")}
     nn.init.normal_(heads["sn"].conv.weight)
-    whole = network(heads=heads).on(Schedule.linear())
-    part = whole.only("sn", "range")
+    whole = network(heads=heads).with_schedule(Schedule.linear())
+    part = whole.with_only_heads("sn", "range")
     assert not part.training
     found, expected = part(x_t, 300), whole(x_t, 300)
     assert list(found.heads) == ["sn"]
     assert torch.equal(found.noise, expected.noise)
     assert torch.equal(found.heads["sn"], expected.heads["sn"])
     assert list(whole.heads) == ["sn", "npr"]
-    assert not whole.only().heads
+    assert not whole.with_only_heads().heads
 
 
 def test_noise_levels_never_trained_on_are_clamped_with_one_warning(x_t):
-    moved = network(Schedule.linear()).on(Schedule.vp_sde())
+    moved = network(Schedule.linear()).with_schedule(Schedule.vp_sde())
     with pytest.warns(UserWarning, match="outside those the network was trained on"):
         clamped = moved(x_t, 1e-6).noise
     with warnings.catch_warnings():
@@ -267,7 +267,7 @@ def test_noise_levels_never_trained_on_are_clamped_with_one_warning(x_t):
 def test_the_end_of_the_linear_schedule_is_near_enough_to_the_vp_sde_for_no_warning(x_t):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        network(Schedule.vp_sde()).on(Schedule.linear())(x_t, 1000)
+        network(Schedule.vp_sde()).with_schedule(Schedule.linear())(x_t, 1000)
 
 
 @pytest.mark.parametrize("parameterisation", ["sample", "v_prediction"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from optcov.cli.console import INTERRUPTED, TERMINATED
+from optcov.console import INTERRUPTED, TERMINATED
 from reliability_runs import COMMANDS, arguments, results
 from warm_commands import Ended
 

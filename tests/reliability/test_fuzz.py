@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from command_line import CommandLine, Said
 from optcov import Schedule, Trajectory, bundle
-from optcov.checkpoints.memory import limited_growth
+from optcov.checkpoints.files import limited_growth
 from optcov.experiments.timing import peak_memory
 from small_bundles import SHAPE, small_bundle, small_unet
 

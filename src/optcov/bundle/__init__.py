@@ -5,8 +5,7 @@ from optcov.bundle.errors import BundleError
 from optcov.bundle.loading import embedded_models, find_bundle, load, test_images
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.sampler import Sampler
-from optcov.bundle.schedules import build_schedule, schedule_spec
-from optcov.bundle.trajectories import StoredTrajectory
+from optcov.bundle.schedules import StoredTrajectory, build_schedule, schedule_spec
 from optcov.bundle.weights import load_head, save_head
 
 __all__ = [

@@ -24,8 +24,7 @@ from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_replaceable
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
-from optcov.bundle.schedules import build_schedule
-from optcov.bundle.trajectories import StoredTrajectory, find_trajectory
+from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
 from optcov.bundle.weights import check_backbone, check_images, check_unet, save_head, save_unet
 from optcov.covariances import Covariance, find_covariance
 from optcov.gaussian import Gaussian
@@ -55,25 +54,25 @@ class Bundle:
     trajectories: tuple[StoredTrajectory, ...] = ()
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    backbone: str = ""  # fingerprint of the noise predictor's weights
+    fingerprint: str = ""  # of the noise predictor's weights
 
     def __post_init__(self) -> None:
         for name in self.network.heads:
             check_head_name(name)
-        if not self.backbone:
-            object.__setattr__(self, "backbone", fingerprint(self.unet))
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", fingerprint(self.unet))
 
     def __repr__(self) -> str:
         heads = ", ".join(self.network.heads) or "none"
         return f"Bundle({self.name!r}, data {self.image_shape}, heads {heads}, {self.schedule!r})"
 
     def __str__(self) -> str:
-        from optcov.bundle.notebook import text
+        from optcov.bundle.description import text
 
         return text(self)
 
     def _repr_html_(self) -> str:
-        from optcov.bundle.notebook import page
+        from optcov.bundle.description import page
 
         return page(self)
 
@@ -116,15 +115,15 @@ class Bundle:
 
     def with_schedule(self, schedule: str | Mapping[str, Any] | Schedule) -> Bundle:
         """Use the same network at times of another schedule, e.g. "linear", by matching alpha-bar."""
-        return replace(self, network=self.network.on(build_schedule(schedule)))
+        return replace(self, network=self.network.with_schedule(build_schedule(schedule)))
 
-    def with_heads(self, heads: Mapping[str, Head], backbone: str) -> Bundle:
-        """Add heads, or replace those of the same name; backbone is the fingerprint they were fitted on.
+    def with_heads(self, heads: Mapping[str, Head], fitted_on: str) -> Bundle:
+        """Add heads, or replace those of the same name; fitted_on is the fingerprint of the weights they belong to.
 
         Optimal trajectories of methods with a new head go: they were found with the old one.
         """
         for name in heads:
-            check_backbone(check_head_name(name), backbone, self.backbone)
+            check_backbone(check_head_name(name), fitted_on, self.fingerprint)
         old = self.network
         network = HeadedNetwork(
             old.backbone,
@@ -134,7 +133,7 @@ class Bundle:
             old.parameterisation,
             old.learned_range,
         ).train(old.training)
-        moved = network if old.schedule is old.native_schedule else network.on(old.schedule)
+        moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
         return replace(self, network=moved, trajectories=self._trajectories_without(lambda kind: kind.head in heads))
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
@@ -154,15 +153,13 @@ class Bundle:
         """Add sections to the history, or replace those of the same name; plain JSON values."""
         return replace(self, provenance=MappingProxyType({**self.provenance, **sections}))
 
-    def rounded(self) -> Bundle:
+    def with_float16_weights(self) -> Bundle:
         """Round the noise predictor's weights to float16, so that it is stored in half the space.
 
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
         """
         if len(self.network.heads) or self.numbers is not None:
-            raise BundleError(
-                "round the weights before fitting heads and measuring numbers: those belong to the old ones"
-            )
+            raise BundleError("round the weights before fitting heads and measuring numbers, which belong to the old")
         state = {
             name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
         }
@@ -171,7 +168,7 @@ class Bundle:
             raise BundleError(f"the weight {bad[0]!r} is too large for float16, whose largest number is 65504")
         network = copy.deepcopy(self.network)
         network.backbone.module.load_state_dict(state)
-        return replace(self, network=network, backbone="")
+        return replace(self, network=network, fingerprint="")
 
     def per_time(self, name: str) -> Callable[[Time], Tensor]:
         """mean_square_noise or mean_square_residual as a function of the schedule's times, float64."""
@@ -195,7 +192,7 @@ class Bundle:
             if kind.number is not None:
                 options.setdefault(kind.number, self.per_time(kind.number))
             if not all_heads:
-                network = network.only(kind.head or "")
+                network = network.with_only_heads(kind.head or "")
         return ReverseProcess(network, forward, **options)
 
     def sample(
@@ -261,15 +258,12 @@ class Bundle:
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
         """K times of the schedule: "even", "quadratic", "karras", or "optimal" for a method, if it was stored."""
-        if kind == "even":
-            return Trajectory.even(self.schedule, K)
-        if kind == "quadratic":
-            return Trajectory.quadratic(self.schedule, K)
-        if kind == "karras":
-            return Trajectory.karras(self.schedule, K)
+        kinds = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
-        raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of even, quadratic, karras, optimal")
+        if kind not in kinds:
+            raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of {', '.join(kinds)}, optimal")
+        return kinds[kind](self.schedule, K)
 
     @staticmethod
     def check_target(directory: str | Path) -> None:
@@ -288,7 +282,7 @@ class Bundle:
     def save(self, directory: str | Path) -> None:
         """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
         self.check_loadable()
-        if fingerprint(self.unet) != self.backbone:
+        if fingerprint(self.unet) != self.fingerprint:
             raise BundleError(
                 f"{self.name}: the weights of the noise predictor changed since the bundle was made, so its "
                 f"heads and numbers no longer belong to it; make a new bundle from the changed network"
@@ -297,10 +291,9 @@ class Bundle:
             storage.write_json(scratch / CONFIG, self._config().to_json())
             save_unet(scratch / UNET, self.unet)
             for name, head in self.heads.items():
-                save_head(scratch / HEADS / f"{name}.safetensors", head, self.backbone)
+                save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
-                apart = {name: values.clone() for name, values in self.numbers.tensors().items()}
-                storage.write_tensors(scratch / NUMBERS, apart)
+                storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 

@@ -55,10 +55,9 @@ class BundleConfig:
     def from_json(content: Any) -> BundleConfig:
         """Check every entry and build the config."""
         entries = _entries(content)
-        scale, shift = (_number(entries["time_argument"], name) for name in ("scale", "shift"))
         return BundleConfig(
             schedule=build_schedule(_mapping(entries["schedule"], "schedule")),
-            time_argument=TimeArgument(scale, shift),
+            time_argument=_time_argument(entries["time_argument"]),
             image_shape=_image_shape(entries["image_shape"]),
             parameterisation=_choice(entries["prediction_type"], PARAMETERISATIONS, "prediction_type"),
             learned_range=_choice(entries["learned_range"], (False, True), "learned_range"),
@@ -75,12 +74,15 @@ def check_head_name(name: object) -> str:
     return name
 
 
+def _require(fine: bool, name: str, value: Any, what: str) -> None:
+    if not fine:
+        raise BundleError(f'"{name}" is {str(value)[:80]!r}, {what}')
+
+
 def _entries(content: Any) -> Mapping[str, Any]:
     entries = _mapping(content, "config")
-    if entries.get("format") != FORMAT:
-        raise BundleError(f'"format" is {str(entries.get("format"))[:50]!r}, not {FORMAT!r}')
-    if entries.get("version") != VERSION:
-        raise BundleError(f'"version" is {str(entries.get("version"))[:50]!r}; this release reads {VERSION}')
+    _require(entries.get("format") == FORMAT, "format", entries.get("format"), f"not {FORMAT!r}")
+    _require(entries.get("version") == VERSION, "version", entries.get("version"), f"but this release reads {VERSION}")
     known = {
         "format", "version", "schedule", "time_argument", "prediction_type", "learned_range", "data_range",
         "image_shape", "noise_caps", "heads",
@@ -91,37 +93,33 @@ def _entries(content: Any) -> Mapping[str, Any]:
     return entries
 
 
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BundleError(f'"{what}" is not an object but {type(value).__name__}')
-    return value
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    _require(isinstance(value, dict), name, value, "not an object")
+    return value  # type: ignore[no-any-return]
 
 
-def _number(container: Any, name: str) -> float:
-    value: Any = _mapping(container, "time_argument").get(name)
-    if not _is_number(value):
-        raise BundleError(
-            f'"{name}" of "time_argument" is not a finite number up to {MAX_NUMBER:g} but {str(value)[:50]!r}'
-        )
-    return float(value)
+def _time_argument(value: Any) -> TimeArgument:
+    numbers = [_mapping(value, "time_argument").get(name) for name in ("scale", "shift")]
+    fine = all(_is_number(number) for number in numbers)
+    _require(fine, "time_argument", value, f"not a finite number up to {MAX_NUMBER:g} as scale and as shift")
+    return TimeArgument(*map(float, numbers))  # type: ignore[arg-type]
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= MAX_NUMBER  # NaN is not
 
 
-def _choice(value: Any, choices: tuple[Any, ...], what: str) -> Any:
-    if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
-        raise BundleError(f'"{what}" is {str(value)[:50]!r}; it must be one of {", ".join(map(str, choices))}')
+def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
+    fine = any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices)
+    _require(fine, name, value, f"but it must be one of {', '.join(map(str, choices))}")
     return value
 
 
 def _image_shape(value: Any) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else []
-    if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in sizes):
-        raise BundleError(f'"image_shape" is {str(value)[:80]}, not three positive integers [C, H, W]')
-    if math.prod(sizes) > MAX_IMAGE_VALUES:
-        raise BundleError(f'"image_shape" {sizes} has more than {MAX_IMAGE_VALUES} values')
+    fine = len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes)
+    _require(fine, "image_shape", value, "not three positive integers [C, H, W]")
+    _require(math.prod(sizes) <= MAX_IMAGE_VALUES, "image_shape", value, f"more than {MAX_IMAGE_VALUES} values")
     return tuple(sizes)
 
 
@@ -129,29 +127,25 @@ def _data_range(value: Any) -> tuple[float, float] | None:
     if value is None:
         return None
     ends = value if isinstance(value, list) else []
-    if len(ends) != 2 or not all(_is_number(end) for end in ends) or not ends[0] < ends[1]:
-        raise BundleError(
-            f'"data_range" is {str(value)[:80]}, not [low, high] with low < high and neither beyond {MAX_NUMBER:g}, '
-            f"or null"
-        )
+    fine = len(ends) == 2 and all(_is_number(end) for end in ends) and ends[0] < ends[1]
+    what = f"not [low, high] with low < high and neither beyond {MAX_NUMBER:g}, or null"
+    _require(fine, "data_range", value, what)
     low, high = float(ends[0]), float(ends[1])
-    if high - low < MIN_WIDTH * max(abs(low), abs(high), 1e-3):
-        raise BundleError(f'"data_range" is {value}, which is too narrow to tell its ends apart')
+    wide = high - low >= MIN_WIDTH * max(abs(low), abs(high), 1e-3)
+    _require(wide, "data_range", value, "which is too narrow to tell its ends apart")
     return low, high
 
 
 def _head_names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > 64:
-        raise BundleError('"heads" is not a list of at most 64 names')
+    _require(isinstance(value, list) and len(value) <= 64, "heads", value, "not a list of at most 64 names")
     names = tuple(check_head_name(name) for name in value)
-    if len(set(names)) != len(names):
-        raise BundleError('"heads" names one head twice')
+    _require(len(set(names)) == len(names), "heads", value, "which names one head twice")
     return names
 
 
 def _noise_caps(value: Any) -> Mapping[str, float | None]:
     caps = _mapping(value, "noise_caps")
     for name, cap in caps.items():
-        if cap is not None and (type(cap) not in (int, float) or not 0 < cap <= MAX_NUMBER):
-            raise BundleError(f'"noise_caps" of {name[:50]!r} is {str(cap)[:50]!r}, not a positive number or null')
+        fine = cap is None or (_is_number(cap) and cap > 0)
+        _require(fine, "noise_caps", f"{name[:50]}: {str(cap)[:20]}", "not a positive number or null")
     return MappingProxyType(dict(caps))

@@ -1,7 +1,10 @@
-"""What a bundle holds, as plain JSON values, for people and machines."""
+"""What a bundle holds: as plain JSON values, in words for a prompt and the commands, and as a page for a notebook."""
 
 from __future__ import annotations
 
+import base64
+import html
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,22 @@ from torch import nn
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.loading import find_bundle, load
+from optcov.bundle.sampler import draw_many
 from optcov.bundle.schedules import schedule_spec
+from optcov.data.export import grid, png_bytes
+from optcov.data.images import to_8bit
 from optcov.networks import head_config
+
+STAGES = {"stage1": "trained by", "heads": "fitted by"}  # sections of the history in words
+HOUSEKEEPING = {"checkpoint_every", "keep", "keep_every", "log_every"}  # of a training, but not of its result
+PREDICTS = {
+    "epsilon": "the noise",
+    "sample": "the clean image",
+    "v_prediction": "the velocity",
+    "flow_prediction": "the velocity of a flow",
+}
+THUMBNAILS, STEPS = 8, 10
+SMALL = 10_000_000  # weights times images up to which drawing some takes seconds on a CPU
 
 
 def describe(source: str | Path | Bundle) -> dict[str, Any]:
@@ -43,7 +60,7 @@ def _network(bundle: Bundle) -> dict[str, Any]:
         "prediction_type": network.parameterisation,
         "learned_range": network.learned_range,
         "time_argument": {"scale": network.time_argument.scale, "shift": network.time_argument.shift},
-        "fingerprint": bundle.backbone,
+        "fingerprint": bundle.fingerprint,
     }
 
 
@@ -84,3 +101,120 @@ def _sizes(directory: Path) -> dict[str, int]:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     sizes = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
     return {**sizes, "in all": sum(sizes.values())}
+
+
+def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A description as pairs of a name and a text, for the eye."""
+    about, network = content["bundle"], content["network"]
+    yield about["name"], about["directory"] or "in memory"
+    pixels = "any value" if about["data_range"] is None else "{:g} to {:g}".format(*about["data_range"])
+    yield "images", f"{' x '.join(map(str, about['image_shape']))}, {pixels}"
+    what = PREDICTS[network["prediction_type"]] + (" and a learned range" if network["learned_range"] else "")
+    yield "network", f"{network['class']}, {network['parameters']:,} weights, predicts {what}"
+    argument = network["time_argument"]
+    since = f"(t - {argument['shift']:g})" if argument["shift"] else "t"
+    yield "", f"sees time t as {argument['scale']:g} {since}; fingerprint {network['fingerprint'][:16]}"
+    schedule = dict(content["schedule"])
+    yield "schedule", ", ".join([schedule.pop("kind"), *_pairs(schedule)])
+    yield from _heads_lines(content["heads"])
+    yield from _numbers_lines(content["numbers_per_time"])
+    yield from _trajectories_lines(content["optimal_trajectories"])
+    caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
+    yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"
+    history = {name: part for name, part in content["provenance"].items() if name != "calibration"}
+    for name, part in history.items():
+        yield STAGES.get(name, name), ", ".join(_pairs(part)) if isinstance(part, Mapping) else str(part)
+    yield from _calibration_lines(content["provenance"].get("calibration"))
+    if content["sizes"]:
+        yield "sizes", ", ".join(f"{name} {_size_text(size)}" for name, size in _by_part(content["sizes"]).items())
+
+
+def _heads_lines(heads: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    if not heads:
+        yield "heads", "none; optcov fit makes them"
+    for number, (name, head) in enumerate(heads.items()):
+        yield "" if number else "heads", f"{name:6}{head['kind']}, {head['parameters']:,} weights"
+
+
+def _numbers_lines(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not numbers:
+        yield "per time", "none; optcov fit measures them"
+        return
+    yield "per time", f"measured at {numbers['times']} times, from the first to the last"
+    for name, text in (
+        ("mean_square_noise", "E mean(eps_hat^2)"),
+        ("mean_square_residual", "E mean((eps - eps_hat)^2)"),
+    ):
+        if name in numbers:
+            yield "", f"{text:26} {numbers[name]['first']:.3g} to {numbers[name]['last']:.3g}"
+
+
+def _trajectories_lines(found: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, str]]:
+    if not found:
+        yield "optimal times", "none; optcov trajectory finds them"
+    for number, (name, lengths) in enumerate(found.items()):
+        some = f"{min(lengths)} to {max(lengths)}"
+        whole = len(lengths) == max(lengths) - min(lengths) + 1
+        steps = some if whole else f"{len(lengths)} lengths from {some}"
+        yield "" if number else "optimal times", f"{name}: {steps} steps"
+
+
+def _calibration_lines(record: Any) -> Iterator[tuple[str, str]]:
+    """Predicted over measured by time; a history is anybody's JSON, so that what does not fit is left out."""
+    if not isinstance(record, Mapping) or not record:
+        return
+    yield "calibration", "of heads: predicted / measured on held-out images, by time; 1 is perfect"
+    for name, entry in record.items():
+        ratios = entry.get("ratio") if isinstance(entry, Mapping) else None
+        if isinstance(ratios, list) and all(isinstance(ratio, int | float) for ratio in ratios):
+            yield "", f"{name:5}" + "".join(f"{ratio:5.2f}" for ratio in ratios)
+
+
+def _pairs(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Each value after its name; nested names are joined, long values shortened."""
+    for name, value in values.items():
+        words = f"{prefix}{name.replace('_', ' ')}"
+        if name in HOUSEKEEPING:
+            continue
+        if isinstance(value, Mapping):
+            yield from _pairs(value, f"{words} ")
+        else:
+            text = f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+            yield f"{words} {text if len(text) <= 40 else f'{text[:16]}...'}"
+
+
+def _by_part(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of the directories and files right below the bundle."""
+    parts: dict[str, int] = {}
+    for name, size in sizes.items():
+        top = name.split("/")[0]
+        parts[top] = parts.get(top, 0) + size
+    return parts
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
+def text(bundle: Bundle) -> str:
+    """What it is, a line each."""
+    return "\n".join(f"{name:13} {words}" for name, words in lines(describe(bundle)))
+
+
+def page(bundle: Bundle) -> str:
+    """The same as a table, with a few images if the network is small enough to draw them at once."""
+    left = "style='text-align:left'"
+    rows = "".join(
+        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(words)}</td></tr>"
+        for name, words in lines(describe(bundle))
+    )
+    return f"<table>{rows}</table>{_thumbnails(bundle)}"
+
+
+def _thumbnails(bundle: Bundle) -> str:
+    images = len(bundle.image_shape) == 3 and bundle.image_shape[0] in (1, 3) and bundle.data_range is not None
+    if not images or _parameters(bundle.unet) > SMALL:
+        return ""
+    drawn = draw_many(bundle, THUMBNAILS, None, THUMBNAILS, progress=False, method=None, steps=STEPS)
+    picture = base64.b64encode(png_bytes(grid(to_8bit(drawn), THUMBNAILS))).decode()
+    return f"<img alt='images drawn by the bundle' src='data:image/png;base64,{picture}'>"

@@ -34,7 +34,8 @@ def atomic_directory(target: Path, known: frozenset[str]) -> Iterator[Path]:
         with _held(scratch):
             scratch.mkdir()
             yield scratch
-            _sync_tree(scratch)
+            for path, _, _ in os.walk(scratch, topdown=False):
+                sync_directory(Path(path))  # storage has flushed the files
             _put_in_place(scratch, target)
             sync_directory(target.parent)
     except OSError as error:
@@ -100,9 +101,3 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     arguments = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     return bool(rename(*arguments) == 0)
-
-
-def _sync_tree(directory: Path) -> None:
-    """Flush the directories; storage has flushed the files."""
-    for path, _, _ in os.walk(directory, topdown=False):
-        sync_directory(Path(path))

@@ -1,4 +1,4 @@
-"""Load a bundle by name or directory: strict, and an error names the file and the reason."""
+"""Load a bundle by name or directory, or make one of a foreign model. Strict: errors name the file and the reason."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIE
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
-from optcov.bundle.trajectories import StoredTrajectory
+from optcov.bundle.schedules import StoredTrajectory
 from optcov.bundle.weights import check_images, load_head, load_unet, read_json
+from optcov.checkpoints import ImportedModel
 from optcov.data.arrays import load_npz
-from optcov.networks import Backbone, HeadedNetwork, fingerprint
+from optcov.networks import Backbone, Head, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
@@ -46,7 +47,7 @@ def test_images(name: str) -> Tensor:
     path = _models() / f"{name}-images" / "test.npz"
     if not _NAME.fullmatch(name) or not path.is_file():
         raise BundleError(f"no test images come with {name[:200]!r}; pass images of your own (--data)")
-    return load_npz(path, "test")[0].unit()
+    return load_npz(path, "test")[0].x_0()
 
 
 def find_bundle(source: str | Path) -> Path:
@@ -78,18 +79,10 @@ def _load(directory: Path) -> Bundle:
             check_images(unet, config.image_shape, config.learned_range)
 
     unet = load_unet(directory / UNET, check)
-    backbone = fingerprint(unet)
-    heads = {name: load_head(directory / HEADS / f"{name}.safetensors", backbone) for name in config.heads}
-    network = HeadedNetwork(
-        Backbone.unet(unet),
-        config.schedule,
-        heads,
-        config.time_argument,
-        config.parameterisation,
-        config.learned_range,
-    )
+    weights = fingerprint(unet)
+    heads = {name: load_head(directory / HEADS / f"{name}.safetensors", weights) for name in config.heads}
     return Bundle(
-        network=network.eval(),
+        network=_network(unet, heads, config),
         image_shape=config.image_shape,
         data_range=config.data_range,
         name=directory.resolve().name,
@@ -97,8 +90,28 @@ def _load(directory: Path) -> Bundle:
         trajectories=_load_trajectories(directory / TRAJECTORIES),
         noise_caps=config.noise_caps,
         provenance=_load_provenance(directory / PROVENANCE),
-        backbone=backbone,
+        fingerprint=weights,
     )
+
+
+def bundle_of(model: ImportedModel) -> Bundle:
+    """Everything that the foreign files said, and the paper's settings for them."""
+    left_out = {"left_out": list(model.left_out)} if model.left_out else {}
+    bundle = Bundle(
+        network=_network(model.unet, model.heads, model).requires_grad_(False),
+        image_shape=model.image_shape,
+        name=model.source,
+        noise_caps=model.noise_caps,
+        provenance={"imported": {"source": model.source, "trajectory": "even", **left_out}},
+    )
+    if model.mean_square_noise is None:
+        return bundle
+    return bundle.with_numbers(NumbersPerTime(model.gamma_times, model.mean_square_noise))
+
+
+def _network(unet: nn.Module, heads: Mapping[str, Head], known: BundleConfig | ImportedModel) -> HeadedNetwork:
+    settings = (known.time_argument, known.parameterisation, known.learned_range)
+    return HeadedNetwork(Backbone.unet(unet), known.schedule, heads, *settings).eval()
 
 
 def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:

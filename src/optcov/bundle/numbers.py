@@ -49,9 +49,8 @@ class NumbersPerTime:
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> NumbersPerTime:
         """Build from named tensors; unknown and missing names are refused."""
-        known = set(NumbersPerTime.__dataclass_fields__)
         missing = {"times", "mean_square_noise"} - set(tensors)
-        unknown = set(tensors) - known
+        unknown = set(tensors) - set(NumbersPerTime.__dataclass_fields__)
         if missing or unknown:
             raise BundleError(f"numbers per time lack {sorted(missing)} or have the unknown {sorted(unknown)}")
         return NumbersPerTime(**dict(tensors))

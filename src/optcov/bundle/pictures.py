@@ -30,11 +30,8 @@ class Drawn:
 
 def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Drawn]:
     """Draw the same `count` images (the same noise) by every method in every number of steps."""
-    samplers = {}  # all of them before the first draws, so that a bad name does not cost the time of the good ones
-    for name in methods:
-        for K in steps:
-            samplers[name, K] = Sampler(bundle, name, K, seed)
-    return _cells(samplers, count)
+    # all of them before the first draws, so that a bad name does not cost the time of the good ones
+    return _cells({(name, K): Sampler(bundle, name, K, seed) for name in methods for K in steps}, count)
 
 
 def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[Drawn]:

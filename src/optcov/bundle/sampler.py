@@ -103,7 +103,7 @@ class Sampler:
         device = next(self.bundle.unet.parameters()).device
         return draw(
             self.method,
-            self.bundle.network.only(),  # for solvers without a covariance; a process has its own
+            self.bundle.network.with_only_heads(),  # for solvers without a covariance; a process has its own
             self.bundle.schedule,
             self.steps,
             self.bundle.image_shape,

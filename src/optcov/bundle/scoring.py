@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -158,10 +158,8 @@ def bits_per_dim(
     repeats: with this many seeds, means and deviations over them. options: those of `sweep`.
     """
     conventions = conventions or Conventions()
-    first = this_process().is_main_process
     runs, rates = [], {}
-    # one lock for the run; its other processes write the states of their own sweeps alone
-    with directory_lock(work) if first and work is not None else nullcontext():
+    with _held(work):
         for number in range(repeats):
             now = replace(conventions, seed=conventions.seed + number)
             chosen = None if train is None else sweep(bundle, train, now, work=work, lengths=steps, **options)
@@ -214,27 +212,28 @@ def optimal_trajectories(
     **options: Any,
 ) -> OptimalTimes:
     """Find the times of every length that make the bound of a method least on training images."""
-    row = find_method(method)
-    if row.covariance is None or not row.eta:
-        raise ValueError(
-            f"{row.name} has no finite variational bound to optimise; choose a method with eta > 0, such as NPR-DDPM"
-        )
-    chosen = replace(conventions or Conventions(), covariances=(row.covariance,), eta=row.eta)
-    first = this_process().is_main_process
-    with directory_lock(work) if first and work is not None else nullcontext():
+    covariance = _covariance_of(method)
+    chosen = replace(conventions or Conventions(), covariances=(covariance,), eta=1.0)
+    with _held(work):
         table = sweep(bundle, images, chosen, work=work, **options)
-    best = table.optimal_all(row.covariance, min(max_steps, len(table.grid)), chosen.last_variance)
-    scores = {K: table.score(row.covariance, path, chosen.last_variance) for K, path in best.items()}
-    found = bundle.with_trajectories(row.name, list(best.values()))
+    best = table.optimal_all(covariance, min(max_steps, len(table.grid)), chosen.last_variance)
+    scores = {K: table.score(covariance, path, chosen.last_variance) for K, path in best.items()}
+    found = bundle.with_trajectories(method, list(best.values()))
     return OptimalTimes(found, best, scores, table.clamp_rates())
 
 
+def _held(work: Path | None) -> AbstractContextManager[None]:
+    """One lock for a run; its other processes write the states of their own sweeps alone."""
+    return nullcontext() if work is None or not this_process().is_main_process else directory_lock(work)
+
+
 def _covariance_of(method: str) -> str:
+    """The covariance of a method that has a bound."""
     row = find_method(method)
     if row.covariance is None or row.eta != 1:
         raise ValueError(
             f"{row.name} has no finite variational bound: it needs a reverse process with noise; choose a method such "
-            f"as {row.name.replace('DDIM', 'DDPM') if 'DDIM' in row.name else 'NPR-DDPM'}"
+            f"as {row.name.replace('DDIM', 'DDPM') if '-DDIM' in row.name else 'NPR-DDPM'}"
         )
     return row.covariance
 

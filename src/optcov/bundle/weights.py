@@ -35,10 +35,8 @@ MAX_JSON_BYTES = 2**24
 
 def read_json(path: Path) -> Any:
     """Read JSON of a reasonable size."""
-    try:
+    with storage.reading(path, BundleError):
         size = path.stat().st_size
-    except OSError as error:
-        raise BundleError(f"cannot read {path}: {error.strerror}") from error
     if size > MAX_JSON_BYTES:
         raise BundleError(f"{path} has {size} bytes; at most {MAX_JSON_BYTES} are read")
     return storage.read_json(path)
@@ -47,20 +45,19 @@ def read_json(path: Path) -> Any:
 def save_unet(directory: Path, unet: nn.Module) -> None:
     """Write a UNet2DModel, or the package's variant of it, as diffusers does; one that could not be read is refused."""
     settings = check_unet(unet)
-    names = {name: value for name, value in json.loads(unet.to_json_string()).items() if name.startswith("_")}  # type: ignore[operator]
+    names = {name: value for name, value in _config(unet).items() if name.startswith("_")}
     storage.write_json(directory / UNET_CONFIG, names | settings)
     storage.write_tensors(directory / UNET_WEIGHTS, _packed(unet.state_dict()), {"format": "pt"})
 
 
 def check_unet(unet: nn.Module) -> dict[str, Any]:
     """Raise the error that loading this network would, and return its settings as plain JSON values."""
-    unet_class = _unet_classes(type(unet).__name__)
-    try:
-        settings, _ = split_config(unet_class, json.loads(unet.to_json_string()))  # type: ignore[operator]
-        check_settings(unet_class, settings)
-    except ValueError as error:
-        raise BundleError(f"the network's config: {error}") from error
-    return settings
+    return _class_and_settings(_config(unet), "the network's config")[1]
+
+
+def _config(unet: nn.Module) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(unet.to_json_string())  # type: ignore[operator]
+    return config | {"_class_name": type(unet).__name__}
 
 
 def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: bool) -> None:
@@ -85,9 +82,9 @@ def without_memory(unet: nn.Module) -> nn.Module:
     """A network of the same settings whose weights have shapes but no numbers; itself, if it is one."""
     if all(weight.is_meta for weight in unet.parameters()):
         return unet
-    unet_class = _unet_classes(type(unet).__name__)
+    unet_class, settings = _class_and_settings(_config(unet), "the network's config")
     with torch.device("meta"):
-        twin: nn.Module = unet_class(**split_config(unet_class, dict(unet.config))[0])  # type: ignore[arg-type]
+        twin: nn.Module = unet_class(**settings)
     return twin.eval()
 
 
@@ -100,45 +97,41 @@ def load_unet(directory: Path, check: Callable[[nn.Module], None] | None = None)
     content = read_json(path)
     if not isinstance(content, dict):
         raise BundleError(f"{path} does not hold an object")
-    unet_class = _unet_classes(content.get("_class_name"), path)
-    try:
-        options, _ = split_config(unet_class, content)
-        check_settings(unet_class, options)
-    except ValueError as error:
-        raise BundleError(f"{path}: {error}") from error
+    unet_class, options = _class_and_settings(content, str(path))
     tensors, _ = storage.read_tensors(directory / UNET_WEIGHTS)
-
-    def build() -> nn.Module:
-        module: nn.Module = unet_class(**options)
-        return module
-
-    unet = _build_and_fill(build, tensors, path, directory / UNET_WEIGHTS, check)
+    unet = _build_and_fill(lambda: unet_class(**options), tensors, path, directory / UNET_WEIGHTS, check)
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
     return unet
 
 
-def _unet_classes(name: Any, path: Path | None = None) -> Any:
+def _class_and_settings(config: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """The class that a config names, and its settings, checked."""
     from diffusers import UNet2DModel
 
     from optcov.networks.paper_unet import PaperUNet
 
     classes = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
+    name = config.get("_class_name")
     if not isinstance(name, str) or name not in classes:
-        where = f"{path}: " if path else ""
-        raise BundleError(f"{where}a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")
-    return classes[name]
+        raise BundleError(f"{where}: a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")
+    try:
+        settings, _ = split_config(classes[name], config)
+        check_settings(classes[name], settings)
+    except ValueError as error:
+        raise BundleError(f"{where}: {error}") from error
+    return classes[name], settings
 
 
-def save_head(path: Path, head: Head, backbone: str) -> None:
+def save_head(path: Path, head: Head, fitted_on: str) -> None:
     """Write a head with its config and the fingerprint of the backbone that it was fitted on."""
-    metadata = {"config": json.dumps(head_config(head)), "backbone": backbone}
+    metadata = {"config": json.dumps(head_config(head)), "backbone": fitted_on}
     storage.write_tensors(path, _packed(head.state_dict()), metadata)
 
 
-def load_head(path: Path, backbone: str) -> Head:
+def load_head(path: Path, fingerprint: str) -> Head:
     """Read a head, in eval mode; one that was fitted on another backbone is refused."""
     tensors, metadata = storage.read_tensors(path)
-    check_backbone(str(path), metadata.get("backbone", "none"), backbone)
+    check_backbone(str(path), metadata.get("backbone", "none"), fingerprint)
     try:
         config = storage.parse_json(metadata.get("config", "null"))
     except (ValueError, RecursionError) as error:
@@ -155,9 +148,9 @@ def load_head(path: Path, backbone: str) -> Head:
     return head
 
 
-def check_backbone(what: str, fitted_on: str, backbone: str) -> None:
+def check_backbone(what: str, fitted_on: str, fingerprint: str) -> None:
     """Raise a ValueError if a head belongs to another backbone."""
-    if fitted_on != backbone:
+    if fitted_on != fingerprint:
         raise BundleError(
             f"{what}: the head was fitted on another backbone, whose weights are not those of this one; a head reads "
             f"its own backbone's features: fit it again (optcov fit)"
@@ -198,11 +191,8 @@ def _build_and_fill(
 
 def _packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Store as float16 what float16 holds without a change."""
-    return {name: (w.half() if _is_half(w) else w) for name, w in weights.items()}
-
-
-def _is_half(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 and torch.equal(weight.half().float(), weight)
+    exact = {n for n, w in weights.items() if w.dtype == torch.float32 and torch.equal(w.half().float(), w)}
+    return {name: w.half() if name in exact else w for name, w in weights.items()}
 
 
 def _unpacked(weight: Tensor, name: str, path: Path) -> Tensor:

@@ -45,9 +45,24 @@ class Architecture:
         return tuple(width / self.channels[0] for width in self.channels)
 
     @property
+    def learned_range(self) -> bool:
+        """Whether the output is noise and the v of Improved DDPM."""
+        return has_learned_range(self.in_channels, self.out_channels)
+
+    @property
     def image_size(self) -> int | None:
         """Height and width of the images; None if no level attends, so that the keys cannot tell."""
         return FIRST_ATTENTION * 2 ** self.attention.index(True) if any(self.attention) else None
+
+
+def has_learned_range(channels: int, outputs: int) -> bool:
+    """Whether a network has a learned range beside its noise, by its channels."""
+    if outputs not in (channels, 2 * channels):
+        raise CheckpointError(
+            f"it turns {channels} channels into {outputs}; a noise prediction has as many as the image, or twice as "
+            f"many with a learned range"
+        )
+    return outputs == 2 * channels
 
 
 @final
@@ -140,6 +155,6 @@ def equal_blocks(counts: list[int]) -> int:
     """The number of residual blocks per level, which must be the same at all levels."""
     if not counts or len(set(counts)) != 1 or counts[0] == 0:
         raise CheckpointError(
-            f"the levels have {counts[:MAX_LEVELS]} residual blocks, but a UNet2DModel has equally many in each"
+            f"the levels have {counts[:MAX_LEVELS]} residual blocks; a UNet2DModel has as many in each"
         )
     return counts[0]

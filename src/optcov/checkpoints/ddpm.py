@@ -18,15 +18,10 @@ from optcov.checkpoints.architecture import (
     equal_blocks,
     walk,
 )
-from optcov.checkpoints.layout import Entry, Pointwise, State, Table, renamed, weight_and_bias
+from optcov.checkpoints.layout import Entry, State, Table, layers, pointwise, weight_and_bias
 
-RESNET = {
-    "norm1": "norm1",
-    "conv1": "conv1",
-    "temb_proj": "time_emb_proj",
-    "norm2": "norm2",
-    "conv2": "conv2",
-}
+RESNET = {"norm1": "norm1", "conv1": "conv1", "temb_proj": "time_emb_proj", "norm2": "norm2", "conv2": "conv2"}
+HEAD = {"norm_out2": "norm", "conv_out2": "conv"}
 ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 
 
@@ -45,21 +40,18 @@ def infer(state: State) -> Architecture:
 
 def table(plan: Architecture) -> Table:
     """Every key of the network and what it is in ours."""
-    entries = [
-        *weight_and_bias("temb.dense.0", "time_embedding.linear_1"),
-        *weight_and_bias("temb.dense.1", "time_embedding.linear_2"),
-        *weight_and_bias("conv_in", "conv_in"),
-    ]
+    times = {"temb.dense.0": "time_embedding.linear_1", "temb.dense.1": "time_embedding.linear_2"}
+    entries = layers(times | {"conv_in": "conv_in"})
     for part in walk(plan):
         prefix = _prefix(part)
         if part.kind == "resnet":
             names = RESNET | ({"nin_shortcut": "conv_shortcut"} if part.shortcut else {})
-            entries += renamed(prefix, part.ours, names)
+            entries += layers(names, f"{prefix}.", f"{part.ours}.")
         elif part.kind == "attention":
             entries += _attention(prefix, part.ours)
         else:
             entries += weight_and_bias(f"{prefix}.conv", f"{part.ours}.conv")
-    return (*entries, *weight_and_bias("norm_out", "conv_norm_out"), *weight_and_bias("conv_out", "conv_out"))
+    return (*entries, *layers({"norm_out": "conv_norm_out", "conv_out": "conv_out"}))
 
 
 def _prefix(part: Part) -> str:
@@ -73,7 +65,7 @@ def _prefix(part: Part) -> str:
 def _attention(foreign: str, ours: str) -> list[Entry]:
     entries = weight_and_bias(f"{foreign}.norm", f"{ours}.group_norm")
     for a, b in ATTENTION.items():
-        entries.append(Entry(f"{foreign}.{a}.weight", (f"{ours}.{b}.weight",), Pointwise(2)))
+        entries.append(Entry(f"{foreign}.{a}.weight", (f"{ours}.{b}.weight",), pointwise(2)))
         entries.append(Entry(f"{foreign}.{a}.bias", (f"{ours}.{b}.bias",)))
     return entries
 
@@ -83,22 +75,9 @@ DDPM = Family(
     marker="temb.dense.0.weight",
     infer=infer,
     table=table,
-    config={
-        "norm_eps": 1e-6,
-        "downsample_padding": 0,
-        "flip_sin_to_cos": False,
-        "freq_shift": 1,
-    },
+    config={"norm_eps": 1e-6, "downsample_padding": 0, "flip_sin_to_cos": False, "freq_shift": 1},
     resample_type="conv",
-    conv_head=(*weight_and_bias("norm_out2", "norm"), *weight_and_bias("conv_out2", "conv")),
-    residual_head=(
-        *weight_and_bias("before_out.norm1", "norm1"),
-        *weight_and_bias("before_out.conv1", "conv1"),
-        *weight_and_bias("before_out.temb_proj", "time"),
-        *weight_and_bias("before_out.norm2", "norm2"),
-        *weight_and_bias("before_out.conv2", "conv2"),
-        *weight_and_bias("norm_out2", "norm"),
-        *weight_and_bias("conv_out2", "conv"),
-    ),
+    conv_head=tuple(layers(HEAD)),
+    residual_head=(*layers(RESNET | {"temb_proj": "time"}, "before_out."), *layers(HEAD)),
     head_config={"eps": 1e-6},
 )

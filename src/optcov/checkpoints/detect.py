@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from optcov.checkpoints.diffusers_models import import_diffusers, is_diffusers
 from optcov.checkpoints.errors import CheckpointError, naming
@@ -14,14 +15,7 @@ _FILES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 
 
 def import_model(
-    source: str | Path,
-    name: str | None = None,
-    *,
-    head: str | None = None,
-    npr: Path | None = None,
-    sn: Path | None = None,
-    gamma: Path | None = None,
-    image_size: int | None = None,
+    source: str | Path, name: str | None = None, *, image_size: int | None = None, **options: Any
 ) -> ImportedModel:
     """Import whatever the source is; the options are those of `import_checkpoint`.
 
@@ -29,14 +23,10 @@ def import_model(
     """
     path = Path(source)
     with naming(path):
-        if not (_is_hub_name(str(source), path) or (path.is_dir() and is_diffusers(path))):
-            return import_checkpoint(path, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
-        options = {"--as": name, "--head": head, "--npr": npr, "--sn": sn, "--gamma": gamma}
-        given = [option for option, value in options.items() if value is not None]
+        on_hub = not path.exists() and path.suffix not in _FILES and _HUB_NAME.fullmatch(str(source)) is not None
+        if not on_hub and not (path.is_dir() and is_diffusers(path)):
+            return import_checkpoint(path, name, image_size=image_size, **options)
+        given = [option for option, value in {"as": name, **options}.items() if value is not None]
         if given:
-            raise CheckpointError(f"it is a model of diffusers, which says all that itself; leave out {given[0]}")
+            raise CheckpointError(f"it is a model of diffusers, which says all that itself; leave out --{given[0]}")
         return import_diffusers(source, image_size)
-
-
-def _is_hub_name(source: str, path: Path) -> bool:
-    return not path.exists() and path.suffix not in _FILES and _HUB_NAME.fullmatch(source) is not None

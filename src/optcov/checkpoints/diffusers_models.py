@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optcov.checkpoints.architecture import has_learned_range
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
@@ -70,7 +71,8 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
     with naming(path):
         if not path.is_dir():
             path = _download(str(name))
-        _refuse_bundle(path)
+        if is_bundle(path):  # which keeps the schedule of its network in its own way
+            raise CheckpointError("it is a bundle already; use it as it is")
         _refuse_part(path)
         index = path / "model_index.json"
         refuse_other_pipelines(path, _read_config(index) if index.is_file() else {})
@@ -99,24 +101,22 @@ def imported_unet(
     kind = type(unet).__name__
     if kind not in CLASSES:
         raise CheckpointError(f"{source}: its network is a {kind}, not an unconditional {CLASSES[0]}")
-    if unet.config.get("class_embed_type") is not None or unet.config.get("num_class_embeds") is not None:
-        raise CheckpointError(f"{source}: it is conditional on a class; only unconditional networks can be taken")
+    _refuse_conditional(unet.config, f"{source}: ")
     height, width = _sides(image_size or unet.config["sample_size"])
     return ImportedModel(
         unet=unet,
         schedule=schedule,
-        time_argument=_time_argument(unet),
+        time_argument=TimeArgument(unet.config.get("time_scale", 1.0), unet.config.get("time_shift", 1.0)),
         image_shape=(int(unet.config["in_channels"]), height, width),
         source=source,
-        learned_range=_has_learned_range(unet),
+        learned_range=has_learned_range(unet.config["in_channels"], unet.config["out_channels"]),
         parameterisation=check_kind(parameterisation),
     )
 
 
-def _refuse_bundle(path: Path) -> None:
-    """A bundle has a network of diffusers inside, but keeps the schedule of it in its own way."""
-    if is_bundle(path):
-        raise CheckpointError("it is a bundle already; use it as it is")
+def _refuse_conditional(config: Any, where: str = "") -> None:
+    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
+        raise CheckpointError(f"{where}it is conditional on a class; only unconditional networks can be imported")
 
 
 def _refuse_part(path: Path) -> None:
@@ -160,9 +160,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(PATTERNS)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"there is no such file or directory, and the hub gives none ({type(error).__name__})"
-        ) from error
+        raise CheckpointError(f"there is no such file, and the hub gives none ({type(error).__name__})") from error
 
 
 def _folder(path: Path, name: str, file: str) -> Path:
@@ -180,8 +178,7 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
     kind = config.get("_class_name") if isinstance(config, dict) else None
     if kind not in CLASSES:
         raise CheckpointError(f"config.json describes {kind!r}, which is not an unconditional {CLASSES[0]}")
-    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
-        raise CheckpointError("it is conditional on a class; only unconditional networks can be imported")
+    _refuse_conditional(config)
     loader = PaperUNet if kind == "PaperUNet" else UNet2DModel
     left_out = _check_config(path, config, loader)
     try:  # mismatches are let through here so that the report lists them all
@@ -250,9 +247,7 @@ def _check_weights(path: Path, weights: int) -> None:
                 raise CheckpointError(f"{name[:80]} {no_plain_floats(tensor)}")
     size = sum(file.stat().st_size for file in files)
     if weights > size:
-        raise CheckpointError(
-            f"config.json describes {weights:,} weights, but the files of weights have {size:,} bytes"
-        )
+        raise CheckpointError(f"config.json describes {weights:,} weights, but the files of them have {size:,} bytes")
 
 
 def _describe(problem: Any) -> str:
@@ -288,16 +283,3 @@ def _read_schedule(path: Path) -> tuple[Schedule, str]:
     # diffusers raises whatever settings of a wrong kind lead to
     except Exception as error:
         raise CheckpointError(f"its scheduler_config.json gives no schedule: {str(error)[:500]}") from error
-
-
-def _time_argument(unet: Any) -> TimeArgument:
-    return TimeArgument(float(unet.config.get("time_scale", 1.0)), float(unet.config.get("time_shift", 1.0)))
-
-
-def _has_learned_range(unet: Any) -> bool:
-    channels, out = unet.config["in_channels"], unet.config["out_channels"]
-    if out not in (channels, 2 * channels):
-        raise CheckpointError(
-            f"it turns {channels} channels into {out}; a noise prediction has as many, or twice as many"
-        )
-    return bool(out == 2 * channels)

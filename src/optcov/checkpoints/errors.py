@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import final
 
 from optcov.storage import StorageError
+from optcov.text_table import printable
 
 _PREFIX = "cannot import "
 
@@ -28,8 +29,3 @@ def naming(path: Path) -> Iterator[None]:
         raise CheckpointError(printable(f"{_PREFIX}{path}: {error}")) from error
     except OSError as error:
         raise CheckpointError(printable(f"{_PREFIX}{path}: {error.strerror or error}")) from error
-
-
-def printable(text: str) -> str:
-    """Escape whatever would break a line or steer a terminal: keys and names are the file's own choice."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -7,10 +7,12 @@ more than it holds fails before memory is spent on it.
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,14 @@ from torch import Tensor
 
 from optcov.checkpoints.arrays import STAND_INS, StoredArray
 from optcov.checkpoints.errors import CheckpointError
-from optcov.checkpoints.memory import limited_growth
 from optcov.storage import read_tensors
 
 TRAINING_OUTPUT = Path("ema_models_states", "model.pth")  # inside the directory that the authors' training writes
 MAX_DEPTH = 20
 MAX_ENTRIES = 10**5  # of all containers; one that holds another many times over counts every time
 HEADROOM = 2**29  # bytes for what reading needs beside the tensors
+_STATUS = Path("/proc/self/statm")
+_DATA_PAGES = 5  # field of the status: pages of data, which RLIMIT_DATA counts
 
 
 def read_file(path: Path) -> Any:
@@ -45,7 +48,9 @@ def read_file(path: Path) -> Any:
     except MemoryError as error:
         raise CheckpointError(f"reading it takes more memory than a file of {size:,} bytes can need") from error
     for tensor in _tensors(content):
-        _check_plain(tensor)
+        odd = tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided
+        if odd or tensor.device.type != "cpu":
+            raise CheckpointError(f"it holds {tensor.dtype}, {tensor.layout}, on {tensor.device}, not plain numbers")
         check_size([tensor], size)
     return content
 
@@ -69,13 +74,6 @@ def check_size(tensors: Iterable[Tensor], size: int) -> None:
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if claimed > size:
         raise CheckpointError(f"its tensors claim {claimed:,} bytes, but the file has {size:,}")
-
-
-def _check_plain(tensor: Tensor) -> None:
-    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise CheckpointError(
-            f"it holds a {tensor.dtype} tensor, {tensor.layout}, on {tensor.device}, not plain numbers"
-        )
 
 
 def _read_torch(path: Path) -> Any:
@@ -141,11 +139,8 @@ def _first_sentence(error: Exception) -> str:
 def _tensors(content: Any) -> Iterator[Tensor]:
     if isinstance(content, Tensor):
         yield content
-    elif isinstance(content, dict):
-        for value in content.values():
-            yield from _tensors(value)
-    elif isinstance(content, list):
-        for value in content:
+    elif isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
             yield from _tensors(value)
 
 
@@ -164,3 +159,26 @@ def _plain(content: Any, entries: Iterator[int], depth: int = 0) -> Any:
     if isinstance(content, list | tuple):
         return [_plain(value, entries, depth + 1) for value in content]
     return content
+
+
+@contextmanager
+def limited_growth(extra: int) -> Iterator[None]:
+    """Let this process grow by so many bytes; beyond, an allocation fails instead of filling the machine.
+
+    Even a pickle of nothing but tensors can ask for any amount: it may call bytearray, or encode one string over
+    and over. The limit is the whole process's, so reading is the only thing to do inside. Where the system does
+    not tell how large the process is (other than Linux), there is no limit.
+    """
+    if not _STATUS.exists():
+        yield
+        return
+    import resource  # not on Windows
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(_STATUS.read_text().split()[_DATA_PAGES]) * os.sysconf("SC_PAGE_SIZE")
+    given = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([used + extra, *given]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -53,9 +53,7 @@ def which(source: Source, found: str, asked: str | None, file_name: str = "") ->
     told = set(re.split(r"[^a-z0-9]+", file_name.lower())) & set(KINDS)
     if len(told) == 1:
         return told.pop()
-    raise CheckpointError(
-        "it holds a head beside the network, and its keys do not say which one; add --head npr or --head sn"
-    )
+    raise CheckpointError("it holds a head too, and its keys do not say which one; add --head npr or --head sn")
 
 
 def import_head(family: Family, state: State, unet: Any, channels: int) -> Head:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import count
 
 from optcov.checkpoints.architecture import Architecture, Family, dimension, equal_blocks, walk
-from optcov.checkpoints.layout import Entry, HeadwiseQkv, Pointwise, State, Table, renamed, weight_and_bias
+from optcov.checkpoints.layout import Entry, State, Table, headwise_qkv, layers, pointwise, weight_and_bias
 
 HEADS = 4
 
@@ -26,8 +26,7 @@ RESNET = {
 def infer(state: State) -> Architecture:
     """Read the architecture off the keys of the way down."""
     channels: list[int] = []
-    blocks = [0]
-    attention = [False]
+    blocks, attention = [0], [False]
     for n in count(1):
         if f"input_blocks.{n}.0.op.weight" in state:
             blocks.append(0)
@@ -39,10 +38,9 @@ def infer(state: State) -> Architecture:
             attention[-1] |= f"input_blocks.{n}.1.qkv.weight" in state
         else:
             break
-    layers = equal_blocks(blocks)
     return Architecture(
         tuple(channels),
-        layers,
+        equal_blocks(blocks),
         tuple(attention),
         in_channels=dimension(state, "input_blocks.0.0.weight", 1),
         out_channels=dimension(state, "out.2.weight"),
@@ -51,11 +49,8 @@ def infer(state: State) -> Architecture:
 
 def table(plan: Architecture) -> Table:
     """Every key of the network and what it is in ours."""
-    entries = [
-        *weight_and_bias("time_embed.0", "time_embedding.linear_1"),
-        *weight_and_bias("time_embed.2", "time_embedding.linear_2"),
-        *weight_and_bias("input_blocks.0.0", "conv_in"),
-    ]
+    times = {"time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2"}
+    entries = layers(times | {"input_blocks.0.0": "conv_in"})
     numbers = {"down": 0, "mid": -1, "up": -1}  # of the last numbered block
     position = 0
     for part in walk(plan):
@@ -69,12 +64,12 @@ def table(plan: Architecture) -> Table:
             prefix = f"{'input' if part.place == 'down' else 'output'}_blocks.{numbers[part.place]}.{position}"
         if part.kind == "resnet":
             names = RESNET | ({"skip_connection": "conv_shortcut"} if part.shortcut else {})
-            entries += renamed(prefix, part.ours, names)
+            entries += layers(names, f"{prefix}.", f"{part.ours}.")
         elif part.kind == "attention":
             entries += _attention(prefix, part.ours)
         else:
             entries += weight_and_bias(f"{prefix}.{'op' if part.place == 'down' else 'conv'}", f"{part.ours}.conv")
-    return (*entries, *weight_and_bias("out.0", "conv_norm_out"), *weight_and_bias("out.2", "conv_out"))
+    return (*entries, *layers({"out.0": "conv_norm_out", "out.2": "conv_out"}))
 
 
 def _attention(foreign: str, ours: str) -> list[Entry]:
@@ -83,9 +78,9 @@ def _attention(foreign: str, ours: str) -> list[Entry]:
 
     return [
         *weight_and_bias(f"{foreign}.norm", f"{ours}.group_norm"),
-        Entry(f"{foreign}.qkv.weight", queries("weight"), HeadwiseQkv(HEADS, 1)),
-        Entry(f"{foreign}.qkv.bias", queries("bias"), HeadwiseQkv(HEADS, 0)),
-        Entry(f"{foreign}.proj_out.weight", (f"{ours}.to_out.0.weight",), Pointwise(1)),
+        Entry(f"{foreign}.qkv.weight", queries("weight"), headwise_qkv(HEADS, 1)),
+        Entry(f"{foreign}.qkv.bias", queries("bias"), headwise_qkv(HEADS, 0)),
+        Entry(f"{foreign}.proj_out.weight", (f"{ours}.to_out.0.weight",), pointwise(1)),
         Entry(f"{foreign}.proj_out.bias", (f"{ours}.to_out.0.bias",)),
     ]
 
@@ -105,15 +100,10 @@ IMPROVED_DIFFUSION = Family(
         "freq_shift": 0,
     },
     resample_type="conv",
-    conv_head=(*weight_and_bias("out2.0", "norm"), *weight_and_bias("out2.2", "conv")),
+    conv_head=tuple(layers({"out2.0": "norm", "out2.2": "conv"})),
     residual_head=(
-        *weight_and_bias("out2.0.in_layers.0", "norm1"),
-        *weight_and_bias("out2.0.in_layers.2", "conv1"),
-        *weight_and_bias("out2.0.emb_layers.1", "time"),
-        *weight_and_bias("out2.0.out_layers.0", "norm2"),
-        *weight_and_bias("out2.0.out_layers.3", "conv2"),
-        *weight_and_bias("out2.1", "norm"),
-        *weight_and_bias("out2.3", "conv"),
+        *layers(RESNET | {"emb_layers.1": "time"}, "out2.0."),
+        *layers({"out2.1": "norm", "out2.3": "conv"}),
     ),
     head_config={"eps": 1e-5, "scale_shift": True},
 )

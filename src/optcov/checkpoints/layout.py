@@ -7,9 +7,9 @@ every key is accounted for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -17,86 +17,49 @@ from torch import Tensor
 from optcov.checkpoints.errors import CheckpointError
 from optcov.networks.unet_config import PLAIN_FLOATS, no_plain_floats
 
-Shape = tuple[int, ...]
 State = Mapping[str, Tensor]
 
 MAX_LISTED = 1000  # keys in an error, each cut to MAX_LENGTH characters; no network here has as many
 MAX_LENGTH = 200
 
 
-class Layout(Protocol):
-    """How one foreign tensor holds one or more of ours."""
-
-    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
-        """Take the foreign tensor apart."""
-
-    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
-        """Put it together again."""
-
-
 @final
 @dataclass(frozen=True)
-class Same:
-    """The same numbers in the same order."""
+class Layout:
+    """How one foreign tensor holds one or more of ours: how to take it apart, and how to put it together again."""
 
-    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
-        """Take the foreign tensor apart."""
-        return (foreign,)
-
-    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
-        """Put it together again."""
-        return ours[0]
+    to_ours: Callable[[Tensor], tuple[Tensor, ...]]
+    to_foreign: Callable[[Sequence[Tensor]], Tensor]
 
 
-@final
-@dataclass(frozen=True)
-class Pointwise:
+SAME = Layout(lambda foreign: (foreign,), lambda ours: ours[0])
+TRANSPOSED = Layout(lambda foreign: (foreign.T,), lambda ours: ours[0].T)  # a matrix that multiplies from the right
+
+
+def pointwise(dimensions: int) -> Layout:
     """A convolution with a kernel of one pixel, (out, in, 1, ...), is our linear layer, (out, in)."""
-
-    dimensions: int
-
-    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
-        """Take the foreign tensor apart."""
-        return (foreign.flatten(1),)
-
-    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
-        """Put it together again."""
-        return ours[0].reshape(*ours[0].shape, *[1] * self.dimensions)
+    return Layout(
+        lambda foreign: (foreign.flatten(1),), lambda ours: ours[0].reshape(*ours[0].shape, *[1] * dimensions)
+    )
 
 
-@final
-@dataclass(frozen=True)
-class Transposed:
-    """A matrix that multiplies from the right."""
+def headwise_qkv(heads: int, dimensions: int) -> Layout:
+    """Query, key and value of all heads in one tensor whose rows are ordered [head][query, key, value].
 
-    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
-        """Take the foreign tensor apart."""
-        return (foreign.T,)
+    dimensions: trailing ones of the kernel; 0 for the bias.
+    """
 
-    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
-        """Put it together again."""
-        return ours[0].T
-
-
-@final
-@dataclass(frozen=True)
-class HeadwiseQkv:
-    """Query, key and value of all heads in one tensor whose rows are ordered [head][query, key, value]."""
-
-    heads: int
-    dimensions: int  # trailing ones of the kernel; 0 for the bias
-
-    def to_ours(self, foreign: Tensor) -> tuple[Tensor, ...]:
-        """Take the foreign tensor apart."""
-        columns = foreign.shape[1 : foreign.ndim - self.dimensions]
-        parts = foreign.reshape(self.heads, 3, -1, *columns)
+    def to_ours(foreign: Tensor) -> tuple[Tensor, ...]:
+        columns = foreign.shape[1 : foreign.ndim - dimensions]
+        parts = foreign.reshape(heads, 3, -1, *columns)
         return tuple(parts[:, i].reshape(-1, *columns) for i in range(3))
 
-    def to_foreign(self, ours: Sequence[Tensor]) -> Tensor:
-        """Put it together again."""
+    def to_foreign(ours: Sequence[Tensor]) -> Tensor:
         columns = ours[0].shape[1:]
-        rows = [part.reshape(self.heads, -1, *columns) for part in ours]
-        return torch.stack(rows, dim=1).reshape(-1, *columns, *[1] * self.dimensions)
+        rows = [part.reshape(heads, -1, *columns) for part in ours]
+        return torch.stack(rows, dim=1).reshape(-1, *columns, *[1] * dimensions)
+
+    return Layout(to_ours, to_foreign)
 
 
 @final
@@ -106,7 +69,7 @@ class Entry:
 
     foreign: str
     ours: tuple[str, ...]
-    layout: Layout = Same()
+    layout: Layout = SAME
 
 
 Table = tuple[Entry, ...]
@@ -117,9 +80,9 @@ def weight_and_bias(foreign: str, ours: str) -> list[Entry]:
     return [Entry(f"{foreign}.{name}", (f"{ours}.{name}",)) for name in ("weight", "bias")]
 
 
-def renamed(foreign: str, ours: str, names: Mapping[str, str]) -> list[Entry]:
-    """Entries of several layers below a prefix, by their foreign and our names."""
-    return [entry for a, b in names.items() for entry in weight_and_bias(f"{foreign}.{a}", f"{ours}.{b}")]
+def layers(names: Mapping[str, str], foreign: str = "", ours: str = "") -> list[Entry]:
+    """Entries of several layers, by their foreign and our names, below prefixes such as "down.0."."""
+    return [entry for a, b in names.items() for entry in weight_and_bias(f"{foreign}{a}", f"{ours}{b}")]
 
 
 def import_state(table: Table, foreign: State, empty: State) -> dict[str, Tensor]:
@@ -146,7 +109,9 @@ def export_state(table: Table, ours: State) -> dict[str, Tensor]:
 
 def check_keys(table: Table, foreign: State, empty: State) -> None:
     """Raise a CheckpointError that lists every key which is missing, unexpected, or of a wrong shape or type."""
-    expected = {entry.foreign: _shape(entry, empty) for entry in table}
+    expected = {
+        entry.foreign: tuple(entry.layout.to_foreign([empty[name] for name in entry.ours]).shape) for entry in table
+    }
     wrong = [
         f"{key} has shape {tuple(foreign[key].shape)} instead of {shape}"
         for key, shape in expected.items()
@@ -166,10 +131,6 @@ def _mistyped(state: State) -> list[str]:
     keys = [key for key, tensor in state.items() if tensor.dtype not in PLAIN_FLOATS]
     more = f" ({len(keys) - 1} more keys are no better)" if len(keys) > 1 else ""
     return [f"{keys[0]} {no_plain_floats(state[keys[0]])}{more}"] if keys else []
-
-
-def _shape(entry: Entry, empty: State) -> Shape:
-    return tuple(entry.layout.to_foreign([empty[name] for name in entry.ours]).shape)
 
 
 def _listing(what: str, keys: Iterable[str]) -> list[str]:

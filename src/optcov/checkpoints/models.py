@@ -62,10 +62,8 @@ def import_checkpoint(
 ) -> ImportedModel:
     """Import one of the paper's networks.
 
-    name: which one, if its keys fit two. head: "npr" or "sn", if the file holds a head too and its keys fit
-        both.
-    npr, sn: further files with network and head together, of which the head is taken. gamma: the authors'
-        Gamma_t.
+    name: which one, if its keys fit two. head: "npr" or "sn", if the file holds a head too and its keys fit both.
+    npr, sn: further files with network and head together, of which the head is taken. gamma: the authors' Gamma_t.
     image_size: height and width of the images, if no level of the network attends.
     """
     path = Path(path)
@@ -74,7 +72,6 @@ def import_checkpoint(
         trunk, head_state = head_files.split(family, state)
         plan = family.infer(trunk)
         source = find_source(family, plan, name)
-        learned_range = _has_learned_range(plan)
         channels, size = plan.in_channels, _image_size(plan, image_size)
         unet = build_unet(family, plan, source, size, trunk)
         heads = {}
@@ -95,7 +92,7 @@ def import_checkpoint(
         image_shape=(channels, size, size),
         source=source.name,
         heads=heads,
-        learned_range=learned_range,
+        learned_range=plan.learned_range,
         mean_square_noise=None if gamma is None else read_gamma(Path(gamma), source.schedule()),
         noise_caps=source.noise_caps,
     )
@@ -116,11 +113,10 @@ def read_gamma(path: Path, schedule: Schedule) -> Tensor:
         content = read_file(path)
         steps = schedule.grid_size
         if not isinstance(content, Tensor) or content.shape != (steps + 1,) or not content.is_floating_point():
-            shape = (
-                f"{tuple(content.shape)}, {content.dtype}" if isinstance(content, Tensor) else type(content).__name__
-            )
+            array = isinstance(content, Tensor)
+            found = f"{tuple(content.shape)}, {content.dtype}" if array else type(content).__name__
             raise CheckpointError(
-                f"Gamma must be an array of {steps + 1} numbers, one per time 0..{steps}; this is {shape}"
+                f"Gamma must be an array of {steps + 1} numbers, one per time 0..{steps}; this is {found}"
             )
         values = content[1:].to(torch.float64, copy=True)
         if not bool((values.isfinite() & (values >= 0)).all()):
@@ -159,11 +155,7 @@ def _family_of(unet: Any) -> Family:
     """Whose network this is, judged by every setting that changes what it computes."""
     from optcov.networks.paper_unet import PaperUNet
 
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(PaperUNet.__init__).parameters.items()
-        if name != "self"
-    }
+    defaults = {name: option.default for name, option in inspect.signature(PaperUNet).parameters.items()}
     for family in FAMILIES:
         expected = defaults | unet_config(family, _plan_of(unet), 0)
         if all(_same(unet.config.get(name, value), value) for name, value in expected.items() if name not in _FREE):
@@ -174,10 +166,10 @@ def _family_of(unet: Any) -> Family:
     )
 
 
-def _same(first: Any, second: Any) -> bool:
-    return bool(
-        (list(first) if isinstance(first, tuple) else first) == (list(second) if isinstance(second, tuple) else second)
-    )
+def _same(*settings: Any) -> bool:
+    """Whether two settings are equal; a config that was read back has lists for tuples."""
+    first, second = (list(value) if isinstance(value, tuple) else value for value in settings)
+    return bool(first == second)
 
 
 def _plan_of(unet: Any) -> Architecture:
@@ -191,24 +183,13 @@ def _plan_of(unet: Any) -> Architecture:
     )
 
 
-def _has_learned_range(plan: Architecture) -> bool:
-    if plan.out_channels not in (plan.in_channels, 2 * plan.in_channels):
-        raise CheckpointError(
-            f"it turns {plan.in_channels} channels into {plan.out_channels}; a noise prediction has as many "
-            f"as the image, or twice as many with a learned range"
-        )
-    return plan.out_channels == 2 * plan.in_channels
-
-
 def _image_size(plan: Architecture, asked: int | None) -> int:
     size = plan.image_size if asked is None else asked
     if size is None:
         raise CheckpointError("no level attends, so the keys do not tell the size of its images; add --image-size")
-    halvings = 2 ** (len(plan.channels) - 1)
-    if size < halvings or size % halvings:
-        raise CheckpointError(
-            f"images of {size} pixels cannot be halved {len(plan.channels) - 1} times; check --image-size"
-        )
+    halvings = len(plan.channels) - 1
+    if size < 2**halvings or size % 2**halvings:
+        raise CheckpointError(f"images of {size} pixels cannot be halved {halvings} times; check --image-size")
     return size
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from optcov.checkpoints.architecture import Architecture, Family, dimension, equal_blocks, walk
 from optcov.checkpoints.errors import CheckpointError
-from optcov.checkpoints.layout import Entry, State, Table, Transposed, renamed, weight_and_bias
+from optcov.checkpoints.layout import TRANSPOSED, Entry, State, Table, layers, weight_and_bias
 
 RESNET = {
     "GroupNorm_0": "norm1",
@@ -70,11 +70,8 @@ def _architecture(state: State, kinds: list[str], widths: list[int], last: int) 
 
 def table(plan: Architecture) -> Table:
     """Every key of the network and what it is in ours."""
-    entries = [
-        *weight_and_bias("all_modules.0", "time_embedding.linear_1"),
-        *weight_and_bias("all_modules.1", "time_embedding.linear_2"),
-        *weight_and_bias("all_modules.2", "conv_in"),
-    ]
+    first = {"0": "time_embedding.linear_1", "1": "time_embedding.linear_2", "2": "conv_in"}
+    entries = layers(first, "all_modules.")
     number = FIRST_BLOCK
     for part in walk(plan, resample_shortcut=True, single_up_attention=True):
         prefix = f"all_modules.{number}"
@@ -83,18 +80,14 @@ def table(plan: Architecture) -> Table:
             entries += _attention(prefix, part.ours)
         else:
             names = RESNET | ({"Conv_2": "conv_shortcut"} if part.shortcut else {})
-            entries += renamed(prefix, part.ours, names)
-    return (
-        *entries,
-        *weight_and_bias(f"all_modules.{number}", "conv_norm_out"),
-        *weight_and_bias(f"all_modules.{number + 1}", "conv_out"),
-    )
+            entries += layers(names, f"{prefix}.", f"{part.ours}.")
+    return (*entries, *layers({str(number): "conv_norm_out", str(number + 1): "conv_out"}, "all_modules."))
 
 
 def _attention(foreign: str, ours: str) -> list[Entry]:
     entries = weight_and_bias(f"{foreign}.GroupNorm_0", f"{ours}.group_norm")
     for a, b in ATTENTION.items():
-        entries.append(Entry(f"{foreign}.{a}.W", (f"{ours}.{b}.weight",), Transposed()))
+        entries.append(Entry(f"{foreign}.{a}.W", (f"{ours}.{b}.weight",), TRANSPOSED))
         entries.append(Entry(f"{foreign}.{a}.b", (f"{ours}.{b}.bias",)))
     return entries
 
@@ -119,7 +112,7 @@ NCSNPP = Family(
         "channels_per_group": 4,
     },
     resample_type="resnet",
-    conv_head=(*weight_and_bias("gn_out2", "norm"), *weight_and_bias("conv_out2", "conv")),
+    conv_head=tuple(layers({"gn_out2": "norm", "conv_out2": "conv"})),
     residual_head=(),  # the authors trained none
     head_config={"eps": 1e-6},
     constants={"sigmas": _sigmas},

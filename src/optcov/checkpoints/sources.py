@@ -42,12 +42,8 @@ class Source:
 
     def fits(self, family: Family, plan: Architecture) -> bool:
         """Whether a checkpoint is this network, at any width."""
-        same = (self.family.name, self.multipliers, self.blocks) == (
-            family.name,
-            plan.multipliers,
-            plan.blocks,
-        )
-        return same and plan.out_channels == plan.in_channels * (2 if self.learned_range else 1)
+        same = (self.family.name, self.multipliers, self.blocks) == (family.name, plan.multipliers, plan.blocks)
+        return same and plan.learned_range == self.learned_range
 
     @property
     def noise_caps(self) -> dict[str, float]:
@@ -58,74 +54,23 @@ class Source:
         return ddpm | dict.fromkeys(("A-DDIM", "NPR-DDIM", "SN-DDIM"), 1.0)
 
 
+_TIMES_FROM_1, _TIMES_FROM_0 = TimeArgument.discrete(1000), TimeArgument.discrete(1000, shift=1)
+# fmt: off
 _ALL = (
-    Source(
-        "cifar10-ls",
-        "CIFAR10 (LS)",
-        IMPROVED_DIFFUSION,
-        multipliers=(1, 2, 2, 2),
-        blocks=3,
-        schedule=Schedule.linear,
-        time_argument=TimeArgument.discrete(1000),
-        dropout=0.3,
-        noise_cap_ddpm=2.0,
-    ),
-    Source(
-        "cifar10-cs",
-        "CIFAR10 (CS)",
-        IMPROVED_DIFFUSION,
-        multipliers=(1, 2, 2, 2),
-        blocks=3,
-        schedule=Schedule.cosine,
-        time_argument=TimeArgument.discrete(1000),
-        dropout=0.3,
-    ),
-    Source(
-        "cifar10-vp-sde",
-        "CIFAR10 (VP SDE)",
-        NCSNPP,
-        multipliers=(1, 2, 2, 2),
-        blocks=4,
-        schedule=Schedule.vp_sde,
-        time_argument=TimeArgument.continuous(),
-        dropout=0.1,
-        noise_cap_ddpm=2.0,
-    ),
-    Source(
-        "celeba64",
-        "CelebA 64x64",
-        DDPM,
-        multipliers=(1, 2, 2, 2, 4),
-        blocks=2,
-        schedule=Schedule.linear,
-        time_argument=TimeArgument.discrete(1000, shift=1),
-        dropout=0.1,
-        noise_cap_ddpm=2.0,
-    ),
-    Source(
-        "imagenet64",
-        "ImageNet 64x64",
-        IMPROVED_DIFFUSION,
-        multipliers=(1, 2, 3, 4),
-        blocks=3,
-        schedule=lambda: Schedule.cosine(4000),
-        time_argument=TimeArgument.discrete(4000, shift=1),
-        dropout=0.0,
-        sn_head="residual",
-        learned_range=True,
-    ),
-    Source(
-        "lsun-bedroom",
-        "LSUN Bedroom",
-        DDPM,
-        multipliers=(1, 1, 2, 2, 4, 4),
-        blocks=2,
-        schedule=Schedule.linear,
-        time_argument=TimeArgument.discrete(1000, shift=1),
-        dropout=0.0,
-        sn_head="residual",
-    ),
+    Source("cifar10-ls", "CIFAR10 (LS)", IMPROVED_DIFFUSION, (1, 2, 2, 2), 3, Schedule.linear, _TIMES_FROM_1,
+           dropout=0.3, noise_cap_ddpm=2.0),
+    Source("cifar10-cs", "CIFAR10 (CS)", IMPROVED_DIFFUSION, (1, 2, 2, 2), 3, Schedule.cosine, _TIMES_FROM_1,
+           dropout=0.3),
+    Source("cifar10-vp-sde", "CIFAR10 (VP SDE)", NCSNPP, (1, 2, 2, 2), 4, Schedule.vp_sde, TimeArgument.continuous(),
+           dropout=0.1, noise_cap_ddpm=2.0),
+    Source("celeba64", "CelebA 64x64", DDPM, (1, 2, 2, 2, 4), 2, Schedule.linear, _TIMES_FROM_0,
+           dropout=0.1, noise_cap_ddpm=2.0),
+    Source("imagenet64", "ImageNet 64x64", IMPROVED_DIFFUSION, (1, 2, 3, 4), 3, lambda: Schedule.cosine(4000),
+           TimeArgument.discrete(4000, shift=1), dropout=0.0, sn_head="residual", learned_range=True),
+    Source("lsun-bedroom", "LSUN Bedroom", DDPM, (1, 1, 2, 2, 4, 4), 2, Schedule.linear, _TIMES_FROM_0,
+           dropout=0.0, sn_head="residual"),
 )
+# fmt: on
 
 SOURCES: Mapping[str, Source] = MappingProxyType({source.name: source for source in _ALL})
 
@@ -151,9 +96,8 @@ def find_source(family: Family, plan: Architecture, name: str | None) -> Source:
         return fitting[0]
     related = fitting or [source for source in SOURCES.values() if source.family is family]
     reason = "fits more than one network" if fitting else "has the widths of no network of the paper"
-    raise CheckpointError(
-        f"it {reason}; say how it was trained by --as {' or --as '.join(source.name for source in related)}"
-    )
+    names = " or --as ".join(source.name for source in related)
+    raise CheckpointError(f"it {reason}; say how it was trained by --as {names}")
 
 
 def _named(name: str, family: Family, fitting: list[Source]) -> Source:

@@ -66,9 +66,7 @@ def _only_state(states: Any, name: str) -> Any:
         raise CheckpointError(f"{name} holds a {type(states).__name__}, not the weights of a network")
     if len(choices) != 1:
         known = ", ".join(str(key)[:40] for key in list(states)[:8]) if isinstance(states, dict) else len(choices)
-        raise CheckpointError(
-            f"{name} holds more than one network ({known}); save the one you want as a file of its own"
-        )
+        raise CheckpointError(f"{name} holds more than one network ({known}); save the one you want as a file")
     return choices[0]
 
 
@@ -85,9 +83,7 @@ def _with_averages(model: State, averages: Any, constants: Collection[str], head
     if len(shadows) != len(names):  # only what is trained is averaged
         trained = [key for key in names if key in heads]
         if len(shadows) != len(trained):
-            raise CheckpointError(
-                f"it holds {len(shadows)} averaged parameters for {len(names)} parameters of the model"
-            )
+            raise CheckpointError(f"it holds {len(shadows)} averaged parameters for {len(names)} parameters")
         names = trained
     return _merged(model, dict(zip(names, shadows, strict=True)))
 
@@ -96,7 +92,5 @@ def _merged(model: State, averages: State) -> State:
     for key, average in averages.items():
         if key not in model or average.shape != model[key].shape:
             there = tuple(model[key].shape) if key in model else "missing"
-            raise CheckpointError(
-                f"the average of {key[:200]} has shape {tuple(average.shape)}, but in the model it is {there}"
-            )
+            raise CheckpointError(f"the average of {key[:200]} has shape {tuple(average.shape)}, in the model {there}")
     return model | averages

@@ -42,6 +42,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
     },
 }
 COMMANDS = [name for commands in TASKS.values() for name in commands]
+EXPERIMENTS = ("table", "report", "bench")  # commands of that room
 SUMMARY = "The optimal covariance of the reverse steps of a diffusion model you have."
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer keeps in different places
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -71,7 +72,8 @@ class TaskGroup(TyperGroup):
         """Import the file of a command; None if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"optcov.cli.{'import_' if cmd_name == 'import' else cmd_name}")
+        room = "experiments.commands" if cmd_name in EXPERIMENTS else "cli"
+        module = importlib.import_module(f"optcov.{room}.{'import_' if cmd_name == 'import' else cmd_name}")
         alone = typer.Typer(add_completion=False, context_settings=SETTINGS)
         alone.command(cmd_name, cls=TwoScreens)(module.command)
         command: Any = typer.main.get_command(alone)
@@ -123,13 +125,13 @@ def main() -> None:
     except (ValueError, OSError, UsageError) as error:
         if os.environ.get("OPTCOV_TRACEBACK"):
             raise
-        from optcov.cli.console import fail
+        from optcov.console import fail
 
         fail(_sentence(error) if isinstance(error, UsageError) else str(error))
     except (MemoryError, RuntimeError) as error:
         if os.environ.get("OPTCOV_TRACEBACK") or not _out_of_memory(error):
             raise
-        from optcov.cli.console import fail
+        from optcov.console import fail
 
         fail("there is not enough memory for this; use a smaller batch, smaller images or a smaller network")
     except typer.Abort:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, print_table
+from optcov.console import announce, errors, finish, print_json, print_table
 
 
 def command(
@@ -26,13 +26,13 @@ def command(
     data_set = find_data_set(name)
     megabytes = sum(file.size for file in data_set.files) / 1e6
     announce(
-        f"fetches {name}, {megabytes:.0f} MB, from {source or 'its publisher'} to {directory}; keeps what is there"
+        f"fetches {name} ({megabytes:.0f} MB) from {source or 'its publisher'} to {directory}; keeps what is there"
     )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors) as bars:
         tasks = {file.name: bars.add_task(file.name, total=file.size) for file in data_set.files}
         for path in fetch(name, directory, source, lambda file, done, _: bars.update(tasks[file], completed=done)):
-            errors.print(f"verified {path}", markup=False, highlight=False, soft_wrap=True)
+            announce(f"verified {path}")
     sets = [data.load(directory, split) for split in ("train", "test")]
     header = ("set", "images", "shape", "checksum")
     rows = [(images.name, len(images), " x ".join(map(str, images.shape)), images.checksum[:16]) for images in sets]

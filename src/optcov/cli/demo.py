@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table
+from optcov.console import announce, finish, print_json, print_table
 from optcov.progress import track
 
 if TYPE_CHECKING:

@@ -7,18 +7,29 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, errors, finish, print_json, print_table, resumable, suggest, tell_left_out
-from optcov.cli.options import check_seed, names
+from optcov.console import (
+    announce,
+    check_seed,
+    errors,
+    finish,
+    names,
+    print_json,
+    print_table,
+    resumable,
+    settings_of,
+    suggest,
+    tell_left_out,
+)
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
     from optcov.fitting.fit import FitPlan
 
-
 FIRST_SCREEN = ("out", "heads", "images", "measure_images", "batch_size", "flip", "seed", "overwrite", "json")
 
 
 def command(
+    context: typer.Context,
     source: Path = typer.Argument(help="A DDPMPipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."),
     data: str = typer.Argument(help="Training images, as for `optcov train`."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
@@ -68,25 +79,7 @@ def command(
     from optcov.fitting.fit_run import FitRun
     from optcov.processes import this_process
 
-    settings = FitSettings(
-        images=images,
-        kind=kind,
-        paper_exact=paper_exact,
-        time_weighted=time_weighted,
-        steps=steps,
-        learning_rate=learning_rate,
-        checkpoint_every=checkpoint_every,
-        score_samples=score_samples,
-        score_steps=score_steps,
-        score_features=score_features,
-        times=times,
-        measure_images=measure_images,
-        calibration_samples=calibration_samples,
-        batch_size=batch_size,
-        half=half,
-        flip=flip,
-        seed=seed,
-    )
+    settings = settings_of(FitSettings, context)
     plan = FitPlan(source, data, [] if heads == "none" else names(heads), settings, schedule)
     plan.bundle.check_target(out)
     tell_left_out(plan.bundle)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, suggest
-from optcov.cli.options import check_seed
+from optcov.console import announce, check_seed, finish, print_json, print_table, suggest
 from optcov.progress import track
 
 if TYPE_CHECKING:

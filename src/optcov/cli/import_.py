@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, suggest, tell_left_out
+from optcov.console import announce, finish, print_json, print_table, suggest, tell_left_out
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
@@ -35,10 +35,10 @@ def command(
     """Import a pretrained network, with its heads and the paper's settings."""
     from optcov.bundle import Bundle
     from optcov.bundle.description import describe
-    from optcov.bundle.imported import bundle_of
+    from optcov.bundle.loading import bundle_of
     from optcov.bundle.sampler import suggested_method
     from optcov.checkpoints import import_model
-    from optcov.checkpoints.errors import printable
+    from optcov.text_table import printable
 
     if printable(str(out)) != str(out):
         raise ValueError(f"--out {printable(str(out))} has characters that weights cannot be read under; rename it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from optcov.cli.console import output, print_json, suggest
+from optcov.console import output, print_json, suggest
 
 LABEL = 13  # width of the column of names
 
@@ -17,9 +17,8 @@ def command(
     from rich.table import Table
     from rich.text import Text
 
-    from optcov.bundle.description import describe
-    from optcov.bundle.lines import lines
-    from optcov.checkpoints.errors import printable
+    from optcov.bundle.description import describe, lines
+    from optcov.text_table import printable
 
     content = describe(bundle)
     if as_json:

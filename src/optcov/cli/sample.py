@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, errors, escaped, finish, print_json, resumable
-from optcov.cli.options import check_out, check_seed, default_out, numbers
+from optcov.console import announce, check_out, check_seed, default_out, errors, finish, numbers, print_json, resumable
 from optcov.progress import track
+from optcov.text_table import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,6 @@ COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 COMPARED_STEPS = (5, 10, 25, 50)
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
-
-
 FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "trajectory", "compare", "variance_map", "batch_size", "json")
 
 
@@ -77,7 +75,6 @@ def command(
     from optcov.processes import this_process
 
     method = DEFAULT_METHOD if method is None else method
-
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
     if n > MAX_IMAGES:
@@ -96,7 +93,7 @@ def command(
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""
-    caption = escaped(f"{model.name}: {sampler.title}{times}, seed {seed}")
+    caption = printable(f"{model.name}: {sampler.title}{times}, seed {seed}")
     if variance_map:
         require_variance(sampler)
     announce(f"{caption}: draws {n} images to {out}; those that are there stay")
@@ -201,7 +198,7 @@ def _compare(model: Bundle, out: Path | None, methods: str, steps: str | None, c
     shown = ",".join(map(str, columns))
     announce(f"{model.name}: {methods} in {shown} steps from the same noise, as one picture to {picture}")
     tracked = track(cells, len(rows) * len(columns), "methods and steps", "cells")
-    draw_comparison(list(tracked), picture, escaped(f"{model.name}: the same noise by every method"))
+    draw_comparison(list(tracked), picture, printable(f"{model.name}: the same noise by every method"))
     return {"picture": str(picture), "methods": rows, "steps": columns}
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, resumable
-from optcov.cli.options import check_out, check_seed, names, numbers
+from optcov.console import announce, check_out, check_seed, finish, names, numbers, print_json, resumable, settings_of
 from optcov.progress import track_training
 
 FIRST_SCREEN = ("out", "steps", "batch_size", "learning_rate", "channels", "layers", "labels", "flip", "seed", "json")
 
 
 def command(
+    context: typer.Context,
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, ..."),
     out: Path = typer.Option(
         ..., callback=check_out, help="Run directory; a run that was stopped goes on from its last checkpoint."
@@ -60,19 +60,6 @@ def command(
     from optcov.fitting.score import ScoreSettings
     from optcov.fitting.stage1 import UNetShape, train_noise_predictor
 
-    config = TrainingConfig(
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup=warmup,
-        decay=decay,
-        ema=ema,
-        clip=clip,
-        seed=seed,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-        keep_every=keep_every,
-    )
     shape = UNetShape(
         tuple(numbers(channels, "--channels", "32,64,96")), layers, attention_levels, groups, head_dim, dropout, labels
     )
@@ -86,7 +73,7 @@ def command(
         records = train_noise_predictor(
             images,
             out,
-            config,
+            settings_of(TrainingConfig, context),
             shape,
             schedule,
             flip,

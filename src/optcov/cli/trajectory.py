@@ -7,9 +7,18 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table, resumable
-from optcov.cli.options import check_out, check_seed, default_out
-from optcov.cli.scored import some_images, tell_clamps
+from optcov.console import (
+    announce,
+    check_out,
+    check_seed,
+    default_out,
+    finish,
+    print_json,
+    print_table,
+    resumable,
+    some_images,
+    tell_clamps,
+)
 
 FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from optcov.data.images import DataError, ImageSet, require_memory
 from optcov.data.modes import CHUNK as IMAGES_AT_ONCE
 from optcov.data.modes import over_white, say_converted
+from optcov.storage import reading
 
 Array = np.ndarray[Any, Any]
 
@@ -30,18 +31,8 @@ MAX_BYTES = 2**34  # of one array: ImageNet 64x64 has 2**33.8
 DEFLATE_RATIO = 1032  # the most that deflate can shrink anything
 UNSPLIT_NAMES = ("images", "arr_0", "samples", "x", "data")
 
-_MALFORMED = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    OverflowError,
-    NotImplementedError,
-)
 _BROKEN = (
-    *(*_MALFORMED, SyntaxError, RecursionError, MemoryError, RuntimeError),
+    *(OSError, EOFError, ValueError, LookupError, TypeError, OverflowError, SyntaxError, MemoryError, RuntimeError),
     *(struct.error, zlib.error, tokenize.TokenError),  # the last by numpy, which takes old headers apart
 )
 
@@ -49,11 +40,8 @@ _BROKEN = (
 def read_npy(path: Path) -> Array:
     """Read a npy file of numbers."""
     path = Path(path)
-    try:
-        with path.open("rb") as stream:
-            return _read_array(stream, path.stat().st_size, str(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path, DataError), path.open("rb") as stream:
+        return _read_array(stream, path.stat().st_size, str(path))
 
 
 def read_npz(path: Path) -> dict[str, Array]:

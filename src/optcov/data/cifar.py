@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from optcov.data.images import DataError, ImageSet
+from optcov.storage import reading
 
 SHAPE = (3, 32, 32)
 RECORD = 1 + math.prod(SHAPE)
@@ -81,12 +82,10 @@ def read_python(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with reading(path, DataError):
         if path.stat().st_size > MAX_BATCH_BYTES:
             raise DataError(f"{path} is larger than {MAX_BATCH_BYTES} bytes, which no batch of CIFAR-10 is")
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 class _Called:

@@ -72,27 +72,14 @@ DATA_SETS = {
         "fashion-mnist",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         "MIT, (c) 2017 Zalando SE",
-        (
-            RemoteFile(
-                "train-images-idx3-ubyte.gz",
-                26_421_880,
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            ),
-            RemoteFile(
-                "train-labels-idx1-ubyte.gz",
-                29_515,
-                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            ),
-            RemoteFile(
-                "t10k-images-idx3-ubyte.gz",
-                4_422_102,
-                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            ),
-            RemoteFile(
-                "t10k-labels-idx1-ubyte.gz",
-                5_148,
-                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            ),
+        tuple(
+            RemoteFile(f"{name}-ubyte.gz", size, checksum)
+            for name, size, checksum in (
+                ("train-images-idx3", 26_421_880, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+                ("train-labels-idx1", 29_515, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+                ("t10k-images-idx3", 4_422_102, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+                ("t10k-labels-idx1", 5_148, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+            )
         ),
     ),
     "cifar10": DataSet(

@@ -16,13 +16,7 @@ from optcov.data.images import DataError, ImageSet, require_memory
 from optcov.data.modes import channels_of, pixels_of, say_converted
 from optcov.data.png import png_damage
 
-FORMATS = {
-    "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),
-    "BMP": (".bmp",),
-    "WEBP": (".webp",),
-    "PPM": (".ppm", ".pgm"),
-}
+FORMATS = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "BMP": (".bmp",), "WEBP": (".webp",), "PPM": (".ppm", ".pgm")}
 MAX_PIXELS = 2**24  # of one image: 4096 x 4096, so that a small file cannot claim gigabytes
 ORIENTATION = 0x0112  # the tag of EXIF
 SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
@@ -70,13 +64,7 @@ def read_image(
     """
     from PIL import Image, ImageOps
 
-    broken = (
-        *_DECODING,
-        struct.error,
-        zlib.error,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    )
+    broken = (*_DECODING, struct.error, zlib.error, Image.DecompressionBombError, Image.DecompressionBombWarning)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise DataError(f"cannot read the image {path}: it is a device or a pipe, not a file; remove it")
     try:
@@ -94,9 +82,7 @@ def read_image(
         raise
     except (*broken, Warning) as error:
         reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-        raise DataError(
-            f"cannot read the image {path}: {reason or type(error).__name__}; remove or replace it"
-        ) from error
+        raise DataError(f"cannot read the image {path}: {reason or type(error).__name__}; replace it") from error
     return pixels
 
 

@@ -18,9 +18,7 @@ def load_hub(name: str, split: str) -> ImageSet:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f"hf:{name} needs the package datasets; install it by pip install 'optcov[datasets]'"
-        ) from error
+        raise DataError(f"hf:{name} needs the package datasets; pip install 'optcov[datasets]'") from error
     try:
         table = datasets.load_dataset(name, split=split)
     except Exception as error:  # hub, network, parser and file errors have no common base in that package

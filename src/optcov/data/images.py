@@ -42,7 +42,7 @@ class ImageSet:
     >>> images = ImageSet(torch.zeros(10, 1, 4, 4, dtype=torch.uint8), name="black")
     >>> len(images), images.shape
     (10, (1, 4, 4))
-    >>> images.unit(slice(0, 2)).unique().tolist()
+    >>> images.x_0(slice(0, 2)).unique().tolist()
     [-1.0]
     """
 
@@ -70,7 +70,7 @@ class ImageSet:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
-    def unit(self, index: slice | Tensor | None = None) -> Tensor:
+    def x_0(self, index: slice | Tensor | None = None) -> Tensor:
         """Images in [-1, 1], float32 (m, C, H, W): those at the index, or all."""
         return from_8bit(self.images if index is None else self.images[index])
 
@@ -82,7 +82,7 @@ class ImageSet:
     def batches(self, size: int) -> Iterator[Tensor]:
         """Images in [-1, 1] in their order, float32 (size, C, H, W); the last batch may be smaller."""
         for start in range(0, len(self), size):
-            yield self.unit(slice(start, start + size))
+            yield self.x_0(slice(start, start + size))
 
     def flipped(self) -> ImageSet:
         """Add the mirror image of every image behind the images themselves."""
@@ -97,8 +97,7 @@ class ImageSet:
                 f"a test share of {test_share} of {len(self)} images leaves {count} for testing and "
                 f"{len(self) - count} for training; give more images, or a share that leaves both"
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        test, train = order[:count].sort().values, order[count:].sort().values
+        train, test = split_indices(len(self), count, seed)
         return self.select(train, f"{self.name} (train)"), self.select(test, f"{self.name} (test)")
 
     @cached_property
@@ -108,6 +107,12 @@ class ImageSet:
         for start in range(0, len(self), 4096):
             digest.update(self.images[start : start + 4096].contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def split_indices(total: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Which of so many are kept and which are held out, each in ascending order."""
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    return order[held_out:].sort().values, order[:held_out].sort().values
 
 
 def from_8bit(images: Tensor) -> Tensor:

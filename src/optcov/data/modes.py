@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from optcov.data.images import DataError, ImageSet
+from optcov.text_table import printable
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -85,7 +86,7 @@ def say_converted(name: str, modes: Mapping[str, int]) -> None:
 @lru_cache(maxsize=1000)
 def say_once(text: str) -> None:
     """Log a sentence, which Python shows on standard error; once, though commands load a set split by split."""
-    _log.warning("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+    _log.warning(printable(text))
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.data.images import DataError, ImageSet
+from optcov.data.images import DataError, ImageSet, split_indices
 from optcov.data.modes import with_channels
 from optcov.data.sources import load
 from optcov.identity import digest_tensors
@@ -45,7 +45,7 @@ class TensorSet:
         """Of one data point."""
         return tuple(self.values.shape[1:])
 
-    def unit(self, index: slice | Tensor | None = None) -> Tensor:
+    def x_0(self, index: slice | Tensor | None = None) -> Tensor:
         """Data points at the index, float32 (m, *D)."""
         return (self.values if index is None else self.values[index]).float()
 
@@ -59,8 +59,7 @@ class TensorSet:
         count = max(1, round(len(self) * test_share))
         if count >= len(self):
             raise DataError(f"{len(self)} data points are too few to hold some out; give more")
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        test, train = order[:count].sort().values, order[count:].sort().values
+        train, test = split_indices(len(self), count, seed)
         return self.select(train, f"{self.name} (train)"), self.select(test, f"{self.name} (test)")
 
     @cached_property
@@ -80,8 +79,6 @@ def as_sets(data: Any, held_out: bool = True) -> tuple[DataSet, DataSet | None]:
     """
     if isinstance(data, str | Path):
         return load(data, "train"), load(data, "test") if held_out else None
-    if isinstance(data, ImageSet | TensorSet):
-        return data.split(0.1) if held_out else (data, None)
     whole = as_set(data)
     return whole.split(0.1) if held_out else (whole, None)
 

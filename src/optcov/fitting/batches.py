@@ -33,7 +33,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def unit(self, index: Tensor) -> Tensor:
+    def x_0(self, index: Tensor) -> Tensor:
         """Data points at the index, float32 (m, *D), scaled as the network sees them."""
         ...
 
@@ -63,9 +63,9 @@ class Conditioned:
     def __len__(self) -> int:
         return len(self.source)
 
-    def unit(self, index: Tensor) -> Tensor:
+    def x_0(self, index: Tensor) -> Tensor:
         """Data points at the index."""
-        return self.source.unit(index)
+        return self.source.x_0(index)
 
     def condition(self, index: Tensor) -> dict[str, Tensor]:
         """What the network is told about them."""
@@ -177,7 +177,7 @@ class Batches:
         """The batch of a step."""
         generator = step_generator(self.seed, "step", step)
         index = self._indices(step)
-        x_0 = self.source.unit(index)
+        x_0 = self.source.x_0(index)
         if self.flip:
             mirrored = torch.rand(len(x_0), generator=generator) < 0.5
             x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(-1), x_0)

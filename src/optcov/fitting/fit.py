@@ -115,7 +115,7 @@ class FitPlan:
         self.heads = [name for name in heads if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
         kind = None if settings.kind == "auto" else settings.kind
-        example = self.train.unit(slice(0, 1))
+        example = self.train.x_0(slice(0, 1))
         self.tasks = (
             new_heads(bundle.network, example, self.heads, kind, self.loss, settings.seed) if self.heads else {}
         )
@@ -187,7 +187,7 @@ class FitPlan:
             return bundle
         history |= {"kind": settings.kind, "names": self.heads, "optcov": version("optcov")}
         fitted = {name: task.module for name, task in self.tasks.items()}
-        return bundle.with_heads(fitted, bundle.backbone).with_provenance(heads=history)
+        return bundle.with_heads(fitted, bundle.fingerprint).with_provenance(heads=history)
 
     def _train(self, place: Path, progress: bool) -> dict[str, Any]:
         """Train residual heads, and return every setting of the training."""
@@ -227,7 +227,9 @@ class FitPlan:
         if not isinstance(self.train, ImageSet):
             raise TrainingError("samples are scored by features of 8-bit images; give such images, or no score")
         method = of_head(next(iter(self.tasks))).rows[0].name
-        headed = self.bundle.with_heads({name: task.module for name, task in self.tasks.items()}, self.bundle.backbone)
+        headed = self.bundle.with_heads(
+            {name: task.module for name, task in self.tasks.items()}, self.bundle.fingerprint
+        )
         wanted = ScoreSettings(
             settings.score_samples, settings.score_steps, method, settings.score_features, settings.seed
         )

@@ -126,7 +126,7 @@ def _measure_at(
     sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
     mine = chosen.tensor_split(accelerator.num_processes)[accelerator.process_index]
     for index in mine.split(batch_size):
-        x_0 = source.unit(index).to(accelerator.device)
+        x_0 = source.x_0(index).to(accelerator.device)
         noise = batch_noise(seed, index.tolist(), 0, x_0.shape[1:]).to(x_0)
         x_t = process.diffuse(x_0, t, noise)
         condition = {name: value.to(x_0.device) for name, value in condition_of(source, index).items()}

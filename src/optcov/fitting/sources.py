@@ -10,7 +10,7 @@ from torch import nn
 
 from optcov.bundle import Bundle, load
 from optcov.bundle.config import check_head_name
-from optcov.bundle.imported import bundle_of
+from optcov.bundle.loading import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
 from optcov.checkpoints.diffusers_models import import_pipeline, imported_unet, is_bundle, is_diffusers
@@ -48,7 +48,7 @@ def open_model(model: Model, schedule: str | Schedule | None = None, half: bool 
     if schedule is not None:
         raise TrainingError("the model knows its schedule; leave schedule out")
     fresh = half and not isinstance(model, Bundle)
-    return found.rounded() if fresh else found
+    return found.with_float16_weights() if fresh else found
 
 
 def open_predictor(source: Path, schedule: str | Schedule | None = None, half: bool = False) -> Bundle:
@@ -88,7 +88,7 @@ def _imported(model: ImportedModel, schedule: str | Schedule | None, half: bool)
         argument = model.time_argument if times.discrete else TimeArgument.default(times)
         model = replace(model, schedule=times, time_argument=argument)
     bundle = bundle_of(model)
-    return bundle.rounded() if half else bundle
+    return bundle.with_float16_weights() if half else bundle
 
 
 def _from_run(source: Path, half: bool) -> Bundle:
@@ -103,8 +103,8 @@ def _from_run(source: Path, half: bool) -> Bundle:
     names = [check_head_name(name) for name in joint]
     # heads belong to the weights that they were trained with, so these are not rounded
     bundle = _as_bundle(load_unet(source / "unet"), run, source.name, half and not names)
-    heads = {name: load_head(source / "heads" / f"{name}.safetensors", bundle.backbone) for name in names}
-    return bundle.with_heads(heads, bundle.backbone)
+    heads = {name: load_head(source / "heads" / f"{name}.safetensors", bundle.fingerprint) for name in names}
+    return bundle.with_heads(heads, bundle.fingerprint)
 
 
 def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> Bundle:
@@ -117,4 +117,4 @@ def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> B
         Backbone.unet(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
     ).eval()
     bundle = Bundle(network, (config.in_channels, *sides), name=name, provenance={"stage1": run})
-    return bundle.rounded() if half else bundle
+    return bundle.with_float16_weights() if half else bundle

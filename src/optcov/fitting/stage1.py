@@ -130,7 +130,7 @@ def train_noise_predictor(
     source = Conditioned.by_labels(images) if labels else images
     batches = Batches(source, network.schedule, config.batch_size, config.seed, flip, levels, labels)
     scorer = None if score is None else SampleScore(network, images, score, source)
-    example = images.unit(torch.arange(1))
+    example = images.x_0(torch.arange(1))
     told = condition_of(source, torch.arange(1))
     tasks = (
         new_heads(network, example, joint_heads, "residual", seed=config.seed, condition=told) if joint_heads else {}

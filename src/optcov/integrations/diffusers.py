@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from optcov.bundle import Bundle, schedule_spec
+from optcov.checkpoints.pipelines import DECODERS
 from optcov.covariances import find_covariance
 from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
@@ -21,7 +22,6 @@ from optcov.solvers.peers import clip_options
 __all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
 
 TRAJECTORIES = ("even", "optimal")
-DECODERS = ("vae", "vqvae", "movq")  # parts of a pipeline that turn latents into images
 
 
 def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even") -> Any:
@@ -89,10 +89,9 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
     if kind.head in bundle.heads:
         head = bundle.heads[kind.head]
         options |= {"head_unit": head.unit, "head_about": head.about}
-    number = kind.number
-    if number is not None:
-        numbers = bundle.per_time(number)(schedule.full_grid()).tolist()
-        options[number] = [numbers[0], *numbers]  # the one at time 0 is not used
+    if kind.number is not None:
+        numbers = bundle.per_time(kind.number)(schedule.full_grid()).tolist()
+        options[kind.number] = [numbers[0], *numbers]  # the one at time 0 is not used
     if trajectory == "optimal":
         options["trajectories"] = _trajectories(bundle, row)
     scheduler: OptimalCovarianceScheduler = OptimalCovarianceScheduler(
@@ -119,10 +118,8 @@ def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:
 def _network(bundle: Bundle, row: Method) -> nn.Module:
     """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
     network = bundle.network
-    head = None
     needed = find_covariance(row.covariance or "").head
-    if needed is not None and not (needed == "range" and network.learned_range):
-        head = bundle.heads[needed]
+    head = None if needed is None or (needed == "range" and network.learned_range) else bundle.heads[needed]
     times = bundle.schedule.full_grid()
     arguments = network.arguments(times)
     own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))

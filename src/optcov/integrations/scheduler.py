@@ -160,9 +160,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         """
         t = int(timestep) + 1
         if t not in self._next_time:
-            raise ValueError(
-                f"timestep {t - 1} is not one of this run's; call set_timesteps, and step at its timesteps"
-            )
+            raise ValueError(f"timestep {t - 1} is not one of this run's; call set_timesteps, then step at them")
         s = self._next_time[t]
         prediction = self._prediction(model_output, sample, t)
         posterior = self._process.covariance.posterior(prediction, self._process.bounds)
@@ -257,9 +255,7 @@ def _check_trajectories(stored: Mapping[str, Sequence[int]], schedule: Schedule)
     trajectories = {int(steps): _trajectory_of(times, schedule) for steps, times in stored.items()}
     for steps, trajectory in trajectories.items():
         if len(trajectory) != steps:
-            raise ValueError(
-                f"the trajectory for {steps} steps has {len(trajectory)} times; its key must be their number"
-            )
+            raise ValueError(f"the trajectory for {steps} steps has {len(trajectory)} times; its key must be that")
     return trajectories
 
 

@@ -29,9 +29,7 @@ def refuse_other_processes(config: Mapping[str, Any]) -> None:
             f"config of a scheduler such as DDPMScheduler"
         )
     if SIGMAS & {*config} and not has_betas:
-        raise ValueError(
-            f"{name} has no betas but sigmas of its own; give the config of a scheduler such as DDPMScheduler"
-        )
+        raise ValueError(f"{name} has no betas but sigmas; give the config of a scheduler such as DDPMScheduler")
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -41,15 +39,11 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
         )
-    if trained is not None and len(trained) != config["num_train_timesteps"]:
-        raise ValueError(
-            f"there are {len(trained)} trained_betas, but num_train_timesteps = {config['num_train_timesteps']}"
-        )
-    if config["prediction_type"] not in PARAMETERISATIONS:
-        raise ValueError(
-            f"prediction_type = {config['prediction_type']!r} is not one of {', '.join(PARAMETERISATIONS)}"
-        )
+    steps = config["num_train_timesteps"]
+    if trained is not None and len(trained) != steps:
+        raise ValueError(f"there are {len(trained)} trained_betas, but num_train_timesteps = {steps}")
     if config["thresholding"]:
         raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
-    if config["last_step"] not in LAST_STEPS:
-        raise ValueError(f"last_step = {config['last_step']!r} is not one of {', '.join(LAST_STEPS)}")
+    for name, choices in {"prediction_type": PARAMETERISATIONS, "last_step": LAST_STEPS}.items():
+        if config[name] not in choices:
+            raise ValueError(f"{name} = {config[name]!r} is not one of {', '.join(choices)}")

@@ -45,7 +45,7 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def unit(self, index: Tensor, /) -> Tensor:
+    def x_0(self, index: Tensor, /) -> Tensor:
         """Images of the given numbers in the data range, (B, *D)."""
         ...
 
@@ -247,7 +247,7 @@ class Sweep:
         }
 
     def _load(self, index: Tensor) -> Tensor:
-        x_0 = self.images[index] if isinstance(self.images, Tensor) else self.images.unit(index)
+        x_0 = self.images[index] if isinstance(self.images, Tensor) else self.images.x_0(index)
         check_images(x_0, self.process.data_range)
         return x_0 if self.device is None else x_0.to(self.device)
 

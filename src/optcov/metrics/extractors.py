@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from optcov.data import DataError, ImageSet, from_8bit
 from optcov.metrics.classifier import fashion_classifier
 from optcov.metrics.statistics import MetricError
+from optcov.storage import reading
 
 INCEPTION_SHA256 = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"  # inception-2015-12-05.pt
 FID = "FID"
@@ -98,10 +99,8 @@ class _Inception:
     """The TorchScript network of FID; it resizes and scales 8-bit images itself."""
 
     def __init__(self, path: Path):
-        try:
+        with reading(path, MetricError):
             content = path.read_bytes()
-        except OSError as error:
-            raise MetricError(f"cannot read {path}: {error.strerror}") from error
         if hashlib.sha256(content).hexdigest() != INCEPTION_SHA256:
             raise MetricError(
                 f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "

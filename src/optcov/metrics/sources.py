@@ -8,7 +8,7 @@ BUNDLE:METHOD                             images drawn from a bundle, e.g. fashi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -137,13 +137,7 @@ def check_draws_images(bundle: Bundle) -> None:
 
 
 def _drawn(sampler: Sampler, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
-    parts = list(watch(_batches(sampler, drawing)))
+    numbers = range(drawing.first, drawing.first + drawing.samples)
+    shares = (numbers[start : start + drawing.batch] for start in range(0, drawing.samples, drawing.batch))
+    parts = list(watch(data.to_8bit(sampler.draw(share).x_0.cpu()) for share in shares))
     return data.ImageSet(torch.cat(parts), None, f"{sampler.bundle.name}:{sampler.method.name}")
-
-
-def _batches(sampler: Sampler, drawing: Drawing) -> Iterator[Tensor]:
-    """Images batch by batch: uint8 (B, C, H, W)."""
-    end = drawing.first + drawing.samples
-    for first in range(drawing.first, end, drawing.batch):
-        indices = range(first, min(first + drawing.batch, end))
-        yield data.to_8bit(sampler.draw(indices).x_0.cpu())

@@ -56,9 +56,7 @@ class FeatureStatistics:
         if self.mean.dtype != torch.float64 or self.covariance.dtype != torch.float64:
             raise MetricError(f"statistics are float64, got {self.mean.dtype} and {self.covariance.dtype}")
         if not bool((self.mean.abs() < LARGEST).all() and (self.covariance.abs() < LARGEST).all()):
-            raise MetricError(
-                f"statistics hold NaN, infinity or a number beyond {LARGEST:g}; check the images and the extractor"
-            )
+            raise MetricError(f"statistics hold NaN, infinity or a number beyond {LARGEST:g}; check the images")
 
     @property
     def dimension(self) -> int:
@@ -168,5 +166,5 @@ def check_same_dimension(first: int, second: int) -> None:
     """Refuse to compare features of different extractors."""
     if first != second:
         raise MetricError(
-            f"features of {first} and of {second} dimensions cannot be compared; use one feature extractor for both"
+            f"features of {first} and of {second} dimensions cannot be compared; use one extractor for both"
         )

@@ -25,7 +25,7 @@ from optcov.schedule import Schedule, Time
 class HeadedNetwork(nn.Module):
     """A backbone, the schedule it was trained on, and any number of heads.
 
-    schedule: the backbone's own; times t of a call are times of this schedule unless `on` gives another one.
+    schedule: the backbone's own; times t of a call are times of this schedule unless `with_schedule` gives another one.
     time_argument: (t - shift) * scale as the backbone expects it; by default 1000 n / N, or 999 t.
     parameterisation: what the backbone's output means, see optcov.prediction.
     learned_range: the output has twice the channels, noise and the v of Improved DDPM.
@@ -50,7 +50,7 @@ class HeadedNetwork(nn.Module):
         self.learned_range = learned_range
         self._match: TimeMatch | None = None
 
-    def on(self, schedule: Schedule) -> HeadedNetwork:
+    def with_schedule(self, schedule: Schedule) -> HeadedNetwork:
         """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
         other = self._sharing(self.heads)
         other.schedule, other._match = schedule, TimeMatch(schedule, self.native_schedule)
@@ -60,7 +60,7 @@ class HeadedNetwork(nn.Module):
         """Use the same weights at times of the schedule they were trained on."""
         return self if self._match is None else self._sharing(self.heads)
 
-    def only(self, *names: str) -> HeadedNetwork:
+    def with_only_heads(self, *names: str) -> HeadedNetwork:
         """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
         other = self._sharing(nn.ModuleDict({name: self.heads[name] for name in names if name in self.heads}))
         other.schedule, other._match = self.schedule, self._match

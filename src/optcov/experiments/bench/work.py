@@ -211,7 +211,7 @@ def _unet(size: BenchSize) -> nn.Module:
 
 def _headed(unet: nn.Module, modules: dict[str, Any]) -> HeadedNetwork:
     network = HeadedNetwork(Backbone.unet(unet), Schedule.vp_sde(), modules)
-    return (network.on(Schedule.linear()) if modules else network).eval().requires_grad_(False)
+    return (network.with_schedule(Schedule.linear()) if modules else network).eval().requires_grad_(False)
 
 
 def _conv_head(size: BenchSize) -> ConvHead:

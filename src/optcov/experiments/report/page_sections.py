@@ -164,7 +164,7 @@ def _maps(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageS
     body = []
     for method in _with_a_head(model).values():
         for t in times:
-            deviations = clean_deviation(model.reverse_process(method), forward.diffuse(shown.unit(), t, noise), t)
+            deviations = clean_deviation(model.reverse_process(method), forward.diffuse(shown.x_0(), t, noise), t)
             caption = f"{method}: images, and the standard deviation of x_0 given their noisy version at t = {t:g}"
             body.append(_drawn(partial(_draw_map, shown, deviations), caption))
     return PageSection("Variance maps", "".join(body) or "<p>The bundle has no head that knows pixels apart.</p>")
@@ -182,7 +182,7 @@ def _draw_map(images: ImageSet, deviations: Tensor, path: Path) -> None:
 def _variances(model: Bundle, images: ImageSet, size: ReportSize, seed: int) -> PageSection:
     processes = {name: model.reverse_process(method) for name, method in _stepping(model).items()}
     first = processes["beta_tilde"]
-    x_0 = images.unit(slice(0, size.curve_images))
+    x_0 = images.x_0(slice(0, size.curve_images))
     trajectory = Trajectory.even(model.schedule, size.curve_steps)
     curves: dict[str, list[float]] = {name: [] for name in processes}
     times = []
@@ -207,7 +207,7 @@ def _variance_against_error(model: Bundle, images: ImageSet, size: ReportSize, s
     """By the variances that steps are made of, clamped as there: a head may be right and its variance not."""
     processes = {name: model.reverse_process(method) for name, method in _with_a_head(model).items()}
     first = next(iter(processes.values()))
-    x_0 = images.unit(slice(0, size.error_images))
+    x_0 = images.x_0(slice(0, size.error_images))
     times = Trajectory.even(model.schedule, size.error_times).times
     found: dict[str, list[VarianceAndError]] = {name: [] for name in processes}
     for number, t in enumerate(times):

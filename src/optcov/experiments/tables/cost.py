@@ -23,7 +23,9 @@ BARE = "noise"
 def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float, None, Result]:
     """Time the noise predictor alone and with each head, in turns."""
     whole = bundle.network
-    networks = {BARE: whole.only().eval()} | {name: whole.only(name).eval() for name in bundle.heads}
+    networks = {BARE: whole.with_only_heads().eval()} | {
+        name: whole.with_only_heads(name).eval() for name in bundle.heads
+    }
     device = next(bundle.unet.parameters()).device
     x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
     (t,) = bundle.schedule.grid([(bundle.schedule.grid_size + 1) // 2])

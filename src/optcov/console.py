@@ -1,34 +1,37 @@
-"""How commands talk: results on standard output, everything for the eye on standard error."""
+"""How commands talk, and what their options mean: results on standard output, what is for the eye on standard error."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from optcov.text_table import printable
+
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
+    from optcov.bundle.scoring import Scored
+
+Settings = TypeVar("Settings")
 
 FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 TERMINATED = 143  # and for SIGTERM, as schedulers of jobs and `kill` send it
-
-
-def escaped(text: str) -> str:
-    """A text as a terminal may see it: names of files may hold anything, also what steers it or breaks a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+MAX_SEED = 2**63 - 1  # torch's generators take twice as much, and repeats take the seeds behind
 
 
 class PlainConsole(Console):
@@ -37,7 +40,7 @@ class PlainConsole(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does."""
         super().print(
-            *("\n".join(map(escaped, o.split("\n"))) if isinstance(o, str) else o for o in objects), **options
+            *("\n".join(map(printable, o.split("\n"))) if isinstance(o, str) else o for o in objects), **options
         )
 
 
@@ -56,8 +59,7 @@ def resumable(where: Path) -> Iterator[None]:
         with _sigterm_as_interrupt():
             yield
     except KeyboardInterrupt as stop:
-        said = f"stopped; the same command goes on with what is kept in {where}: {command_line()}"
-        errors.print(escaped(said), markup=False, highlight=False, soft_wrap=True)
+        announce(f"stopped; the same command goes on with what is kept in {where}: {command_line()}")
         raise typer.Exit(TERMINATED if isinstance(stop, Terminated) else INTERRUPTED) from None
 
 
@@ -87,7 +89,7 @@ def command_line() -> str:
 def fail(message: str) -> NoReturn:
     """End the program by one sentence and exit code 2; a process among several says which it is."""
     process = "" if FIRST else f" in process {os.environ['RANK']}"
-    Console(stderr=True).print(f"error{process}: {escaped(message)}", markup=False, highlight=False, soft_wrap=True)
+    _say(Console(stderr=True), f"error{process}: {message}")
     sys.exit(2)
 
 
@@ -105,11 +107,11 @@ def print_table(
     Names of files and bundles may hold brackets, so that nothing is markup: what is to be bold comes as rich's Text.
     """
     where = console or output
-    table = Table(title=Text(escaped(title)), title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for number, name in enumerate(header):
-        table.add_column(Text(escaped(name)), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(printable(name)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*[cell if isinstance(cell, Text) else Text(escaped(str(cell))) for cell in row])
+        table.add_row(*[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row])
     # a number that is cut off is worse than a long line, and a console prints no wider than it is
     needed = where.measure(table, options=where.options.update(width=10_000)).maximum
     Console(width=max(where.width, needed), quiet=where.quiet, stderr=where.stderr).print(table)
@@ -117,7 +119,21 @@ def print_table(
 
 def announce(what: str) -> None:
     """Say what a command is about to do, after everything that can be refused has been looked at."""
-    errors.print(escaped(what), markup=False, highlight=False, soft_wrap=True)
+    _say(errors, what)
+
+
+def _say(console: Console, text: str) -> None:
+    """One line as it is, however long: no markup, no colours, nothing that steers the terminal."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def tell_clamps(rates: Mapping[str, tuple[float, float]]) -> None:
+    """Say how many variances of each covariance were out of bounds."""
+    from optcov.covariances import clamped_in_words
+
+    for name, (below, above) in rates.items():
+        if below or above:
+            announce(f"{name}: {clamped_in_words(name, below, above)}")
 
 
 def tell_left_out(bundle: Bundle) -> None:
@@ -131,10 +147,63 @@ def tell_left_out(bundle: Bundle) -> None:
 
 def finish(path: Path, *next_command: str) -> None:
     """End a command by where its output is, and what one would sensibly run next, word by word."""
-    output.print(escaped(f"wrote {path}"), markup=False, highlight=False, soft_wrap=True)
+    _say(output, f"wrote {path}")
     suggest(*next_command)
 
 
 def suggest(*next_command: str) -> None:
     """Say what one would sensibly run next, such that it can be pasted into a shell."""
-    output.print(escaped(f"next: {shlex.join(next_command)}"), markup=False, highlight=False, soft_wrap=True)
+    _say(output, f"next: {shlex.join(next_command)}")
+
+
+def default_out(bundle: str | Path, *words: str) -> Path:
+    """Where output goes that was given no place, by the bundle's name: runs of different bundles do not meet."""
+    name = Path(bundle).resolve().name
+    return Path("out") / re.sub(r"[^\w.]+", "-", "-".join([name, *words]).lower()).strip("-.")
+
+
+def counted(there: int, asked: int, what: str) -> str:
+    """How many there are, and how many were asked for if that is more."""
+    return f"{there:,} {what}" + (f" ({asked:,} asked for)" if asked > there else "")
+
+
+def check_out(value: Path | None) -> Path | None:
+    """Refuse to write other files into a bundle, which they would spoil; the callback of every --out but a bundle's."""
+    if value is not None and (value / "config.json").is_file() and (value / "unet").is_dir():
+        raise ValueError(f"--out {value} is a bundle, which other files would spoil; choose another directory")
+    return value
+
+
+def check_seed(value: int) -> int:
+    """Refuse seeds that no generator takes; the callback of every --seed."""
+    if not 0 <= value <= MAX_SEED:
+        raise ValueError(f"--seed {value} is out of range; use a whole number from 0 to {MAX_SEED}")
+    return value
+
+
+def names(text: str) -> list[str]:
+    """The words of a list; none of an empty text."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(text: str, option: str, example: str) -> list[int]:
+    """The whole numbers of a list, one at least."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{option} {text!r} is not a list of whole numbers such as {example}") from error
+
+
+def settings_of(kind: type[Settings], context: typer.Context) -> Settings:
+    """Settings whose fields are options of the same names; those that are no options keep their defaults."""
+    named: Any = fields(kind)  # type: ignore[arg-type]
+    return kind(**{field.name: context.params[field.name] for field in named if field.name in context.params})
+
+
+def some_images(data: str, model: Bundle, split: str, count: int) -> Scored:
+    """The first images of a split, in an order whose first stand for all."""
+    from optcov.bundle.scoring import Scored
+    from optcov.data import load_mixed
+    from optcov.data.tensors import fitted_to
+
+    return Scored(fitted_to(load_mixed(data, split), model.image_shape, model.name), count, split)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from optcov.cli.console import announce, finish, print_json, print_table
+from optcov.console import announce, finish, print_json, print_table
 from optcov.progress import track
 
 

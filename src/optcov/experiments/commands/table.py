@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.cli.console import announce, command_line, errors, finish, output, print_json, print_table, resumable
-from optcov.cli.options import check_out, check_seed, counted, names, numbers
+from optcov.console import (
+    announce,
+    check_out,
+    check_seed,
+    command_line,
+    counted,
+    errors,
+    finish,
+    names,
+    numbers,
+    output,
+    print_json,
+    print_table,
+    resumable,
+)
 from optcov.progress import fresh, track
 
 if TYPE_CHECKING:
@@ -36,8 +49,6 @@ TAKEN_BY = {  # options that change nothing in other tables
     "--optimal": ("fid",),
     "--target": ("timesteps",),
 }
-
-
 FIRST_SCREEN = ("bundle", "data", "out", "quick", "full", "schedules", "steps", "samples", "images", "json")
 
 
@@ -146,9 +157,7 @@ def _check_options(tables: set[str], context: typer.Context) -> None:
     for option, takers in TAKEN_BY.items():
         source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
         if source is not None and source.name == "COMMANDLINE" and not tables & set(takers):
-            raise ValueError(
-                f"table {min(tables)} does not take {option}; leave it out (it is for {', '.join(takers)})"
-            )
+            raise ValueError(f"table {min(tables)} does not take {option}; leave it out (for {', '.join(takers)})")
 
 
 def _size(quick: bool, full: bool, **changes: int | None) -> TableSize:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from optcov.cli.console import announce, command_line, finish, print_json
-from optcov.cli.options import check_seed
+from optcov.console import announce, check_seed, command_line, finish, print_json
 from optcov.progress import track
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def command(
         )
     sections = list(table_sections(results))
     if parts:
-        sections += track(_made(parts), len(parts), "sections of the bundle", "sections")
+        sections += track((make() for _, make in parts), len(parts), "sections of the bundle", "sections")
     sections += drawn
     sections.append(provenance_section(results, {"command": command_line(), **machine()}))
     heading = title or f"optcov: {bundle or ', '.join(str(directory) for directory in tables)}"
@@ -81,11 +80,6 @@ def command(
         print_json({"page": str(out), "sections": [section.title for section in sections]})
         return
     finish(out, "python", "-m", "webbrowser", str(out))
-
-
-def _made(parts: list[tuple[str, Callable[[], PageSection]]]) -> Iterator[PageSection]:
-    for _, make in parts:
-        yield make()
 
 
 def _images(data: str | None, model: Bundle) -> ImageSet | None:

@@ -1,0 +1,1 @@
+"""The commands of experiments: `optcov table`, `optcov report` and `optcov bench`."""
