@@ -46,6 +46,10 @@ def batch_noise(
 
 def _stream_seed(seed: int, stream: int) -> int:
     """Hash the numbers that all images of a stream have in common to 32 bits."""
+    try:
+        operator.index(seed)
+    except TypeError as error:
+        raise ValueError(f"seed = {seed!r} is not a whole number; pass one such as 0") from error
     digest = hashlib.blake2b(f"{operator.index(seed)}/{operator.index(stream)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 

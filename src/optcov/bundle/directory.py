@@ -10,7 +10,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from optcov.bundle.errors import BundleError
 from optcov.storage import StorageError, claim, sync_directory
@@ -106,3 +108,10 @@ def _sync_tree(directory: Path) -> None:
     """Flush the directories; storage has flushed the files."""
     for path, _, _ in os.walk(directory, topdown=False):
         sync_directory(Path(path))
+
+
+def check_path(path: Any) -> Path:
+    """Return a path, or raise an error that names what is none."""
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise BundleError(f"{path!r:.80} is not a path; pass the name of a directory")
+    return Path(path)
