@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian import Gaussian, weighted_sum
-from optcov.schedule import Schedule, Time
+from optcov.schedule import Schedule, Time, check_schedule
 
 _number = partial(torch.tensor, dtype=torch.float64)
 
@@ -55,13 +55,17 @@ class ForwardProcess:
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, Schedule):
-            raise ValueError(f"schedule = {self.schedule!r} is not a Schedule; build one, such as Schedule.linear()")
-        if not 0.0 <= self.eta <= 1.0:
+        check_schedule(self.schedule)
+        if not isinstance(self.eta, Real) or not 0.0 <= self.eta <= 1.0:
             raise ValueError(f"eta = {self.eta} is outside [0, 1]; 1 is DDPM's forward process, 0 is DDIM's")
 
     def diffuse(self, x_0: Tensor, t: Time, noise: Tensor) -> Tensor:
         """Draw x_t given x_0 (B, *D) by standard normal noise of the same shape."""
+        for name, value in (("x_0", x_0), ("noise", noise)):
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{name} is a {type(value).__name__}, not a torch tensor; convert it by torch.as_tensor"
+                )
         if not (x_0.is_floating_point() and noise.is_floating_point()):
             raise ValueError(
                 f"x_0 and noise must be floating-point tensors, got {x_0.dtype} and {noise.dtype}; bring 8-bit images "

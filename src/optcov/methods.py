@@ -150,7 +150,7 @@ NEAREST = 3  # how many names answer one that is unknown
 def find_method(name: str) -> Method:
     """Look a method up by the name of its row, or a peer by its own; upper and lower case are the same."""
     if not isinstance(name, str):
-        raise ValueError(f"method = {name!r} is no name of a method; take {DEFAULT_METHOD!r}")
+        raise ValueError(f"method = {name!r:.80} is not a name of METHODS; pass one such as {DEFAULT_METHOD!r}")
     for known, method in {**METHODS, **PEER_METHODS}.items():
         if known.lower() == name.strip().lower():
             return method

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import final
 
 import torch
@@ -44,6 +45,9 @@ def batch_noise(
 
 def image_numbers(indices: Sequence[int] | None, count: int) -> Sequence[int]:
     """The number of each image of a batch, 0..count-1 unless told."""
+    known = range(count) if indices is None else indices
+    if not isinstance(known, Sequence) or not all(isinstance(index, Integral) for index in known):
+        raise ValueError(f"indices = {indices!r:.80} is not a sequence of whole numbers; pass one per image")
     if indices is not None and len(indices) != count:
         raise ValueError(f"there are {len(indices)} image numbers for a batch of {count}; pass one per image")
     return range(count) if indices is None else indices
@@ -71,6 +75,10 @@ class NoiseSource:
         if self._supplied is None:
             return self.drawn(number)
         noise = self._supplied(t, s)
+        if not isinstance(noise, Tensor):
+            raise ValueError(
+                f"the supplied noise is a {type(noise).__name__}; it must be a tensor of shape {self._shape}"
+            )
         if noise.shape != self._shape:
             raise ValueError(f"the supplied noise has shape {tuple(noise.shape)}, but x has {self._shape}")
         return noise
@@ -83,6 +91,10 @@ class NoiseSource:
 
 def _stream_seed(seed: int, stream: int) -> int:
     """Hash the numbers that all images of a stream have in common to 32 bits."""
+    try:
+        operator.index(seed)
+    except TypeError as error:
+        raise ValueError(f"seed = {seed!r} is not a whole number; pass one such as 0") from error
     digest = hashlib.blake2b(f"{operator.index(seed)}/{operator.index(stream)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 

@@ -35,6 +35,13 @@ class Moments:
     covariance: Tensor  # (B, d, d)
 
 
+def _numbers(name: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} = {values!r:.80} are not numbers; pass a tensor or nested lists") from error
+
+
 @final
 class GaussianMixture:
     """A data distribution sum_j weights_j N(means_j, covariances_j) in d dimensions.
@@ -57,9 +64,8 @@ class GaussianMixture:
         covariances: Any,
         labels: Sequence[int] | Tensor | None = None,
     ):
-        self.weights = torch.as_tensor(weights, dtype=torch.float64)
-        self.means = torch.as_tensor(means, dtype=torch.float64)
-        covariances = torch.as_tensor(covariances, dtype=torch.float64)
+        self.weights, self.means = _numbers("weights", weights), _numbers("means", means)
+        covariances = _numbers("covariances", covariances)
         if self.weights.ndim != 1 or not bool((self.weights > 0).all()):
             raise ValueError(f"weights must be positive numbers, one per component, got {self.weights.tolist()}")
         self.weights = self.weights / self.weights.sum()

@@ -59,7 +59,14 @@ class NoisePrediction:
     heads: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.heads, Mapping):
+            raise ValueError(
+                f"heads is a {type(self.heads).__name__}; pass a dictionary of tensors by name, or leave it"
+            )
         object.__setattr__(self, "heads", MappingProxyType(_Heads(self.heads)))
+        for name, value in {"the noise": self.noise, **self.heads}.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(f"{name} is a {type(value).__name__}, not a torch tensor; return tensors like x_t")
         shape = self.noise.shape
         for name, value in self.heads.items():
             pixels = math.prod(shape[1:])
@@ -227,13 +234,20 @@ def output_of(kind: str, clean: Tensor, noise: Tensor, signal: Tensor, spread: T
 
 def check_condition(condition: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
     """A condition as keyword arguments of a network, or a ValueError: each is a tensor with one entry per image."""
-    for name, value in (condition or {}).items():
+    if condition is None:
+        return {}
+    if not isinstance(condition, Mapping) or not all(isinstance(name, str) for name in condition):
+        raise ValueError(
+            f"condition = {condition!r:.80} is not a dictionary of tensors by name; pass one such as "
+            f'{{"class_labels": labels}}'
+        )
+    for name, value in condition.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != count:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise ValueError(
                 f"condition {name!r} is {found}; it must be a tensor with one entry for each of {count} images"
             )
-    return dict(condition or {})
+    return dict(condition)
 
 
 def condition_of(source: object, index: Tensor) -> dict[str, Tensor]:

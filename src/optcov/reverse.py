@@ -61,6 +61,11 @@ class ReverseProcess:
             raise ValueError(
                 f"network = {network!r} is not callable; a network is a function (x_t, t) -> NoisePrediction"
             )
+        if not isinstance(forward, ForwardProcess):
+            raise ValueError(f"forward = {forward!r} is not a ForwardProcess; pass ForwardProcess(schedule, eta)")
+        for name, value in (("clip_mean", clip_mean), ("use_clipped_model_output", use_clipped_model_output)):
+            if not isinstance(value, bool) and (value is not None or name == "clip_mean"):
+                raise ValueError(f"{name} = {value!r} is not a switch; pass True or False")
         numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
         self.network, self.forward = network, forward
         self.covariance = make_covariance(covariance, numbers).bound_to(forward)

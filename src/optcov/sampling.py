@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from typing import final
 
 import torch
@@ -19,6 +20,7 @@ from optcov.gaussian import Gaussian
 from optcov.noise import NoiseSource, StepNoise
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
+from optcov.schedule import is_whole
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
 
@@ -83,13 +85,14 @@ def sample(
     """
     if last_step not in LAST_STEPS:
         raise ValueError(f"last_step = {last_step!r} is not one of {', '.join(LAST_STEPS)}")
-    if not dtype.is_floating_point:
+    _check_parts(process, trajectory, noise)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype = {dtype} has no normal noise; use a floating-point type such as torch.float32")
     cap = variance_cap(process, noise_cap)
     shape = _check_shape(shape, start)
     if start is not None:
         dtype, device = start.dtype, start.device
-    source = NoiseSource(shape, seed, indices, noise, dtype, device)
+    source = NoiseSource(shape, seed, indices, noise, dtype, check_device(device))
     condition = check_condition(condition, shape[0])
     for t in trajectory.times:
         process.forward.schedule.check_times(t)
@@ -167,8 +170,8 @@ def variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | No
             f"noise_cap = {noise_cap} counts 8-bit levels and needs a data_range; pass data_range to the process, or "
             f"noise_cap=None"
         )
-    if not 0 < noise_cap <= 255:
-        raise ValueError(f"noise_cap = {noise_cap} must be a positive number of 8-bit levels, at most 255, or None")
+    if not isinstance(noise_cap, Real) or not 0 < noise_cap <= 255:
+        raise ValueError(f"noise_cap = {noise_cap!r} must be a positive number of 8-bit levels, at most 255, or None")
     low, high = process.data_range
     return (noise_cap * (high - low) / 255 * math.sqrt(math.pi / 2)) ** 2
 
@@ -178,9 +181,35 @@ def capped(step: Gaussian, cap: float | None) -> Gaussian:
     return step if cap is None else Gaussian(step.mean, step.covariance.clamped(cap)[0])
 
 
+def check_device(device: torch.device | str) -> torch.device:
+    """Return a device that tensors can be put on, or raise a ValueError that names it."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise ValueError(f"device = {str(device)!r} cannot be used here ({reason}); use cpu, or another one") from error
+
+
+def _check_parts(process: object, trajectory: object, noise: object) -> None:
+    if not isinstance(process, ReverseProcess):
+        raise ValueError(f"process is a {type(process).__name__}; pass ReverseProcess(network, forward, covariance)")
+    if not isinstance(trajectory, Trajectory):
+        raise ValueError(f"trajectory = {trajectory!r:.80} is not a Trajectory; pass Trajectory(times)")
+    if noise is not None and not callable(noise):
+        raise ValueError(f"noise is a {type(noise).__name__}; pass a function (t, s) -> tensor, or None to draw it")
+
+
 def _check_shape(shape: Sequence[int] | None, start: Tensor | None) -> tuple[int, ...]:
     if shape is None and start is None:
         raise ValueError("pass the shape (B, *D) of what to draw, or start, the tensor to start from")
+    if start is not None and not isinstance(start, Tensor):
+        raise ValueError(f"start is a {type(start).__name__}, not a torch tensor; convert it by torch.as_tensor")
+    if start is not None and not start.is_floating_point():
+        raise ValueError(f"start has {start.dtype}, not floating-point numbers; convert it by start.float()")
+    if shape is not None and (
+        isinstance(shape, str) or not isinstance(shape, Sequence) or not all(map(is_whole, shape))
+    ):
+        raise ValueError(f"shape = {shape!r} is not (B, *D) in whole numbers; pass one such as (4, 3, 32, 32)")
     if start is not None and shape is not None and tuple(shape) != tuple(start.shape):
         raise ValueError(f"start has shape {tuple(start.shape)}, but shape is {tuple(shape)}; pass one of them")
     known = tuple(start.shape) if start is not None else tuple(shape or ())

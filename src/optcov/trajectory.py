@@ -6,7 +6,7 @@ Even and quadratic ones by exact arithmetic; optimal ones by dynamic programming
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, final
@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from optcov.schedule import Schedule, is_whole
+from optcov.schedule import Schedule, check_number, check_schedule, is_whole
 
 
 @final
@@ -31,6 +31,8 @@ class Trajectory:
     times: tuple[float, ...]
 
     def __init__(self, times: Sequence[float]):
+        if isinstance(times, str) or not isinstance(times, Iterable) or getattr(times, "ndim", 1) != 1:
+            raise ValueError(f"times = {times!r:.80} is not a sequence of times; pass one such as [1, 500, 1000]")
         values = tuple(_number(t) for t in times)
         if not values:
             raise ValueError("a trajectory needs at least one time, got none")
@@ -85,10 +87,12 @@ class Trajectory:
         where they repeat. Where no signal is left sigma is infinite: the last time is kept, and the one before it
         takes its place.
         """
+        check_schedule(schedule)
         if not is_whole(K) or K < 2:
             raise ValueError(f"K = {K!r} is not a whole number of at least 2 times")
-        if not 0 < rho < math.inf:
-            raise ValueError(f"rho = {rho} is not a positive number; EDM's is 7")
+        rho = check_number("rho", rho)
+        if not 0.1 <= rho < math.inf:  # below, powers of sigma leave the range of float64
+            raise ValueError(f"rho = {rho} is not a number of at least 0.1; EDM's is 7")
         first, last = schedule.first_time, schedule.final_time
         end = schedule.last_time_with_signal
         low, high = (math.exp(-float(schedule.log_snr(t)) / 2) ** (1 / rho) for t in (first, end))
@@ -115,7 +119,8 @@ class Trajectory:
         Among equally good ones it takes, from the end backwards, the longest step. Lengths at which every trajectory
         takes a forbidden step (of infinite cost) are left out.
         """
-        best_previous, totals = _best_previous_times(_check_costs(costs, K_max), K_max)
+        costs, K_max = _check_costs(costs, K_max), int(K_max)
+        best_previous, totals = _best_previous_times(costs, K_max)
         possible = [K for K in range(1, K_max + 1) if np.isfinite(totals[K - 1])]
         if not possible:
             raise ValueError(
@@ -159,11 +164,16 @@ def _walk_back(best_previous: np.ndarray[Any, Any], K: int) -> list[int]:
 
 
 def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
-    costs = np.asarray(costs, dtype=np.float64)
+    try:
+        costs = np.asarray(costs, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"costs must be an (N + 1, N + 1) array of numbers, got {costs!r:.80}") from error
     if costs.ndim != 2 or costs.shape[0] != costs.shape[1] or len(costs) < 2:
         raise ValueError(f"costs must be an (N + 1, N + 1) array, got shape {costs.shape}")
-    if not 1 <= K < len(costs):
-        raise ValueError(f"K = {K} is outside 1..{len(costs) - 1}; a trajectory cannot visit more times than there are")
+    if not is_whole(K) or not 1 <= K < len(costs):
+        raise ValueError(
+            f"K = {K!r} is outside 1..{len(costs) - 1}; a trajectory cannot visit more times than there are"
+        )
     bad = np.argwhere(np.triu(~(costs > -np.inf), 1))
     if len(bad):
         s, t = bad[0]
@@ -174,7 +184,7 @@ def _check_costs(costs: np.ndarray[Any, Any], K: int) -> np.ndarray[Any, Any]:
 
 
 def _check_length(schedule: Schedule, K: int) -> tuple[int, int]:
-    N = schedule.grid_size
+    N = check_schedule(schedule).grid_size
     if not is_whole(K) or not 2 <= K <= N:
         raise ValueError(f"K = {K!r} is outside 2..{N}; a trajectory runs from 1 to {N} and cannot repeat a time")
     return N, int(K)
@@ -195,7 +205,10 @@ def _on_grid(schedule: Schedule, times: list[int]) -> Trajectory:
 
 
 def _number(t: Any) -> float:
-    value = float(t)
+    try:
+        value = float(t)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"time {t!r:.80} is not a number; pass numbers") from error
     if not np.isfinite(value):
         raise ValueError(f"time {value} is not finite")
     return int(value) if value.is_integer() and not isinstance(t, float) else value

@@ -60,3 +60,14 @@ def test_the_documented_layers_are_those_that_are_enforced():
     package = ROOT / "src" / "optcov"
     there = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__", "__main__"} == set().union(*enforced)
+
+
+def test_the_documented_sizes_are_those_of_the_packages():
+    """Within a fifth or 200 lines: they tell what is large, and need no change with every commit."""
+    package = ROOT / "src" / "optcov"
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", section("Sizes"), re.MULTILINE))
+    assert set(rows) == {path.parent.name for path in package.glob("*/__init__.py")}
+    for name, told in rows.items():
+        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (package / name).rglob("*.py"))
+        documented = int(told.replace(",", ""))
+        assert abs(documented - lines) <= max(200, lines / 5), f"{name} has {lines} lines; write that down"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from close_outputs import assert_close_outputs
-from optcov import bundle
+from optcov import bundle, elbo, sample
 from optcov.fitting import calibrate
 from optcov.likelihood import cost_table
 
@@ -73,6 +73,26 @@ def test_its_outputs_are_those_recorded_on_another_machine_but_for_rounding(fash
     assert found.keys() == recorded["outputs"].keys()
     for name, values in recorded["outputs"].items():
         assert_close_outputs(found[name], torch.tensor(values))
+
+
+def recorded_of_version_0_1():
+    """By schedule and method, 5 even times: 2 samples of seed 7, every 97th pixel; bits/dim of 3 images, seed 3."""
+    return json.loads((Path(__file__).parents[1] / "golden" / "embedded_samples.json").read_text())
+
+
+@pytest.mark.parametrize("name", recorded_of_version_0_1()["samples"])
+def test_its_samples_and_bits_are_those_of_version_0_1(fashion, images, name):
+    """Samples to 1e-5, bits/dim to 1e-6 of their value: what is left is rounding on another machine."""
+    recorded = recorded_of_version_0_1()
+    assert recorded["backbone"] == fashion.backbone, "another model is embedded: record its samples"
+    schedule, method = name.split(", ", 1)
+    model = fashion if schedule == "own" else fashion.with_schedule(schedule)
+    process, trajectory = model.reverse_process(method), model.trajectory(5)
+    found = sample(process, trajectory, shape=(2, 1, 28, 28), seed=7, noise_cap=model.noise_cap(method))
+    torch.testing.assert_close(found.flatten(1)[:, 5::97], torch.tensor(recorded["samples"][name]), rtol=0, atol=1e-5)
+    if name in recorded["bits_per_dim"]:
+        bits = elbo(process, images[:3], trajectory, seed=3).bits_per_dim().tolist()
+        assert bits == pytest.approx(recorded["bits_per_dim"][name], rel=1e-6)
 
 
 @pytest.mark.parametrize("K", [10, 25])

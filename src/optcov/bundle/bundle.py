@@ -21,7 +21,7 @@ from torch import Tensor, nn, no_grad
 
 from optcov import storage
 from optcov.bundle.config import BundleConfig, check_head_name
-from optcov.bundle.directory import atomic_directory, check_replaceable
+from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
@@ -181,7 +181,7 @@ class Bundle:
 
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
         """
-        row = find_method(method) if isinstance(method, str) else method
+        row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
         options = {"covariance": row.covariance, "data_range": self.data_range, **options}
         covariance = options["covariance"]
@@ -223,7 +223,7 @@ class Bundle:
         return draw_many(self, n, condition, batch_size, progress, **options)
 
     def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
-        """Bound the bits/dim of images (n, C, H, W) in [-1, 1] or uint8, for every covariance at even times.
+        """Bound the bits/dim of images, (n, C, H, W) in [-1, 1] or uint8 or a path, for every covariance at even times.
 
         methods: those to score, such as ["NPR-DDPM"], by default all that the bundle can do. Other options: seed,
         last_variance ("paper" | "own"), cdf, condition, batch_size, progress. The result prints as a table, plots, and
@@ -247,7 +247,10 @@ class Bundle:
         >>> known.mean.shape, known.variance.shape
         (torch.Size([1, 1, 28, 28]), torch.Size([1, 1, 28, 28]))
         """
-        row = Method("posterior", continuous=False, eta=1.0, covariance=covariance)
+        row = Method("posterior", continuous=False, eta=1.0, covariance=find_covariance(covariance).name)
+        if not isinstance(x_t, Tensor) or tuple(x_t.shape[1:]) != tuple(self.image_shape) or not len(x_t):
+            found = tuple(x_t.shape) if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
+            raise BundleError(f"x_t is {found}; {self.name} takes a tensor of shape (B, *{tuple(self.image_shape)})")
         with no_grad():
             return self.reverse_process(row, all_heads=False).posterior(x_t, t, **condition)
 
@@ -281,6 +284,7 @@ class Bundle:
 
     def save(self, directory: str | Path) -> None:
         """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
+        check_path(directory)
         self.check_loadable()
         if fingerprint(self.unet) != self.fingerprint:
             raise BundleError(

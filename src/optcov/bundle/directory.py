@@ -10,7 +10,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from optcov.bundle.errors import BundleError
 from optcov.storage import StorageError, claim, sync_directory
@@ -101,3 +103,10 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     arguments = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     return bool(rename(*arguments) == 0)
+
+
+def check_path(path: Any) -> Path:
+    """Return a path, or raise an error that names what is none."""
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise BundleError(f"{path!r:.80} is not a path; pass the name of a directory")
+    return Path(path)

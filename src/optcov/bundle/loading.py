@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from optcov import storage
 from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
 from optcov.bundle.config import BundleConfig
+from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
@@ -55,7 +56,7 @@ def find_bundle(source: str | Path) -> Path:
     embedded = embedded_models()
     if isinstance(source, str) and _NAME.fullmatch(source) and source in embedded:
         return embedded[source]
-    path = Path(source)
+    path = check_path(source)
     if not path.is_dir():
         raise BundleError(
             f"no bundle {str(source)[:200]!r}: it is neither a directory nor an embedded model "

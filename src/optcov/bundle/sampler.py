@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -16,7 +17,7 @@ from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
-from optcov.schedule import is_whole
+from optcov.schedule import check_number, is_whole
 from optcov.solvers import SolverResult
 from optcov.trajectory import Trajectory
 
@@ -51,13 +52,16 @@ class Sampler:
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
-        self.steps, self.seed, self.last_step, self.tolerance = steps, seed, last_step, tolerance
+        self.steps, self.seed, self.last_step = steps, seed, last_step
+        self.tolerance = check_number("tolerance", tolerance)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
             self.process = model.reverse_process(self.method, all_heads=False)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
+            if not isinstance(trajectory, Trajectory):
+                raise ValueError(f"trajectory = {trajectory!r:.80} is neither a name such as even nor a Trajectory")
             self.trajectory = trajectory
         elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
             raise ValueError(
@@ -146,8 +150,15 @@ def draw_many(
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
     if not is_whole(steps) or steps < 1:
         raise ValueError(f"steps = {steps!r} is not a positive whole number")
+    unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
+    if unknown:
+        raise ValueError(
+            f"sample has no option {unknown[0]!r}; it has seed, trajectory, noise_cap, last_step and tolerance"
+        )
     condition = check_condition(condition, n)
-    sampler = Sampler(bundle, method or suggested_method(bundle), steps, condition=condition, **options)
+    sampler = Sampler(
+        bundle, suggested_method(bundle) if method is None else method, steps, condition=condition, **options
+    )
     parts = []
     starts = range(0, n, batch_size)
     for first in track(starts, len(starts), sampler.title, "batches", show=progress):

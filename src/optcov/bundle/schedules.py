@@ -50,6 +50,8 @@ def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:
     """Build a schedule from its name or its dictionary; a schedule is returned as it is."""
     if isinstance(spec, Schedule):
         return spec
+    if not isinstance(spec, str | Mapping):
+        raise BundleError(f"schedule = {spec!r:.80} is not known; pass a Schedule or a name such as 'linear'")
     options: dict[str, Any] = {"kind": spec} if isinstance(spec, str) else dict(spec)
     kind = options.pop("kind", None)
     builders = _builders()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.covariances import Covariance, PerTime
+from optcov.data import load
 from optcov.data.tensors import DataSet, as_set, fitted_to
 from optcov.forward import ForwardProcess
 from optcov.identity import digest, images_identity, remember
@@ -29,6 +30,7 @@ from optcov.methods import find_method
 from optcov.processes import this_process
 from optcov.progress import fresh, track
 from optcov.reverse import ReverseProcess
+from optcov.schedule import is_whole
 from optcov.storage import directory_lock
 from optcov.trajectory import Trajectory
 
@@ -48,6 +50,8 @@ class Conventions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not is_whole(self.seed):
+            raise ValueError(f"seed = {self.seed!r} is not a whole number; pass one such as 0")
         if self.times == 1 or self.times < 0:
             raise ValueError(f"times = {self.times} leaves no step between two times; take at least 2, or 0 for all")
 
@@ -186,12 +190,20 @@ def score_tensor(
     **conventions: Any,
 ) -> Likelihoods:
     """`Bundle.bits_per_dim`: images in memory at even times, one sweep for each number of steps."""
-    lengths = [steps] if isinstance(steps, int) else list(steps)
-    if not lengths or min(lengths) < 2:
-        raise ValueError(f"steps = {steps} must be numbers of steps of at least 2")
+    lengths = _lengths(steps)
     if methods is not None:
-        conventions["covariances"] = tuple(_covariance_of(name) for name in methods)
-    data = fitted_to(as_set(images), bundle.image_shape, bundle.name)
+        conventions["covariances"] = _covariances_of(methods)
+    known_options = [entry.name for entry in fields(Conventions) if entry.name != "times"]
+    unknown = [name for name in conventions if name not in known_options]
+    if unknown:
+        raise ValueError(
+            f"bits_per_dim has no option {unknown[0]!r}; it has methods, condition, batch_size, progress, "
+            f"{', '.join(known_options)}"
+        )
+    if not is_whole(batch_size) or batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size!r} is not a positive whole number")
+    found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
+    data = fitted_to(found, bundle.image_shape, bundle.name)
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
     parts = []
     for K in lengths:
@@ -225,6 +237,27 @@ def optimal_trajectories(
 def _held(work: Path | None) -> AbstractContextManager[None]:
     """One lock for a run; its other processes write the states of their own sweeps alone."""
     return nullcontext() if work is None or not this_process().is_main_process else directory_lock(work)
+
+
+def _lengths(steps: Any) -> list[int]:
+    """Numbers of steps as a list, or a ValueError that names them."""
+    found = (
+        [steps]
+        if is_whole(steps)
+        else list(steps)
+        if isinstance(steps, Iterable) and getattr(steps, "ndim", 1) != 0
+        else []
+    )
+    if not found or not all(is_whole(K) and K >= 2 for K in found):
+        raise ValueError(f"steps = {steps!r} must be numbers of steps of at least 2, such as 10 or [10, 25]")
+    return [int(K) for K in dict.fromkeys(found)]
+
+
+def _covariances_of(methods: Any) -> tuple[str, ...]:
+    names = [methods] if isinstance(methods, str) else list(methods) if isinstance(methods, Iterable) else []
+    if not names:
+        raise ValueError(f"methods = {methods!r} names no method; pass a list such as ['NPR-DDPM'], or None for all")
+    return tuple(dict.fromkeys(_covariance_of(name) for name in names))
 
 
 def _covariance_of(method: str) -> str:

@@ -19,7 +19,12 @@ class OneNumber(Covariance):
     number: ClassVar[str]
 
     def __init__(self, numbers: PerTime):
-        self.numbers = numbers if callable(numbers) else torch.as_tensor(numbers, dtype=torch.float64).cpu()
+        try:
+            self.numbers = numbers if callable(numbers) else torch.as_tensor(numbers, dtype=torch.float64).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{self.number} = {numbers!r:.80} is neither a tensor of length N + 1 nor a callable of t"
+            ) from error
 
     def bound_to(self, forward: ForwardProcess) -> Covariance:
         """Refuse numbers that do not fit the schedule."""

@@ -6,6 +6,7 @@ To add one, subclass `Covariance` with a `name`; it is registered by that, and f
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Bounds:
     """
 
     def __init__(self, data_range: tuple[float, float] | None, clip_mean: bool = True):
-        if data_range is not None and not (len(data_range) == 2 and data_range[0] < data_range[1]):
+        if data_range is not None and not _is_range(data_range):
             raise ValueError(
                 f"data_range = {data_range} is not (low, high) with low < high; pass None for unbounded data"
             )
@@ -207,6 +208,15 @@ class Covariance(ABC):
         raise ValueError(f"covariance {cls.name!r} has no head about the prediction")
 
 
+def _is_range(data_range: Any) -> bool:
+    """Whether it is (low, high) with low < high."""
+    try:
+        low, high = (float(end) for end in data_range)
+    except (TypeError, ValueError):
+        return False
+    return -math.inf < low < high < math.inf
+
+
 def check_numbers(numbers: PerTime, schedule: Schedule, name: str) -> None:
     """Refuse numbers per time that do not fit a schedule."""
     if not isinstance(numbers, Tensor):
@@ -227,7 +237,10 @@ def number_at(numbers: PerTime, t: Time) -> Tensor:
     """Look numbers per time up at t, as float64, () or (B,)."""
     if isinstance(numbers, Tensor):
         return numbers[torch.as_tensor(t).long().cpu()]
-    values = torch.as_tensor(numbers(t), dtype=torch.float64, device="cpu")
+    try:
+        values = torch.as_tensor(numbers(t), dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the number per time at t = {t} is no number ({error}); return one per time") from error
     if not bool(values.isfinite().all()):
         raise ValueError(f"the number per time at t = {t} is not finite; measure it again")
     return values

@@ -32,6 +32,8 @@ class TensorSet:
                 f"data in memory is a floating-point tensor (n, *D), got {self.values.dtype} of shape "
                 f"{tuple(self.values.shape)}; images may also be uint8 (n, C, H, W)"
             )
+        if self.values.is_meta:
+            raise DataError("the data is on the device meta, which holds no values; move it to the CPU")
         if not bool(self.values.isfinite().all()):
             raise DataError("the data holds NaN or infinite values; clean it first")
         if self.labels is not None and self.labels.shape != (len(self.values),):
@@ -77,6 +79,8 @@ def as_sets(data: Any, held_out: bool = True) -> tuple[DataSet, DataSet | None]:
     Arrays: uint8 (n, C, H, W) or (n, H, W, C) is images; floating point is taken as it is, images in [-1, 1]. What has
     no split of its own is split 90 % to 10 % by a seed.
     """
+    if isinstance(data, str) and not data:
+        raise DataError("the path of the data is empty; give a directory or a file of images")
     if isinstance(data, str | Path):
         return load(data, "train"), load(data, "test") if held_out else None
     whole = as_set(data)
@@ -93,8 +97,13 @@ def as_set(data: Any) -> DataSet:
             f"data of type {type(values).__name__} is not known; give a path, a tensor or array (n, C, H, W), "
             f"or (data, labels)"
         )
-    tensor = torch.as_tensor(values)
-    known = None if labels is None else torch.as_tensor(labels).long()
+    try:
+        tensor = torch.as_tensor(values)
+        known = None if labels is None else torch.as_tensor(labels).long()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"the data or its labels cannot be read as tensors: {error}; labels are whole numbers"
+        ) from error
     if tensor.dtype != torch.uint8:
         return TensorSet(tensor, known)
     if tensor.ndim == 4 and tensor.shape[1] not in (1, 3, 4) and tensor.shape[3] in (1, 3, 4):
@@ -112,16 +121,3 @@ def fitted_to(data: DataSet, shape: tuple[int, ...], who: str) -> DataSet:
             f"which it was trained on"
         )
     return data
-
-
-def check_range(data: DataSet, data_range: tuple[float, float] | None, who: str) -> None:
-    """Refuse numbers of another scale, such as 0 to 255: most of them would lie outside of what a network takes."""
-    if data_range is None or isinstance(data, ImageSet):
-        return
-    low, high = data_range
-    outside = float(((data.values < low) | (data.values > high)).double().mean())
-    if outside > 0.5:
-        raise DataError(
-            f"{outside:.0%} of {data.name} lies outside of {low:g} to {high:g}, the range that {who} takes; scale the "
-            f"data, or give images as uint8"
-        )

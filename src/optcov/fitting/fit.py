@@ -6,8 +6,9 @@ was stopped. `fit` is both.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
@@ -15,14 +16,16 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from optcov.bundle import Bundle
+from optcov.bundle.directory import check_path
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.data.tensors import as_sets, check_range, fitted_to
-from optcov.fitting.batches import Batches
+from optcov.fitting.batches import Batches, Conditioned
 from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
+from optcov.fitting.conditions import open_parts
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
@@ -32,9 +35,10 @@ from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.sources import Model, open_model
 from optcov.fitting.stage2 import fit_closed_form, train_heads
 from optcov.identity import remember
+from optcov.prediction import condition_of
 from optcov.processes import accelerator, this_process
 from optcov.progress import track, track_training, watch_passes
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, is_whole
 from optcov.storage import directory_lock
 
 
@@ -86,6 +90,13 @@ class FitSettings:
         for name in ("images", "steps", "calibration_samples", "score_samples"):  # each is work that is really done
             if getattr(self, name) > MOST:
                 raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
+        if not is_whole(self.seed) or abs(self.seed) >= 2**63:
+            raise TrainingError(f"seed = {self.seed!r} is not a whole number of 64 bits; pass one such as 0")
+        for name in ("paper_exact", "time_weighted", "half", "flip"):
+            if not isinstance(getattr(self, name), bool):
+                raise TrainingError(f"{name} = {getattr(self, name)!r} is not a switch; pass True or False")
+        if not isinstance(self.learning_rate, float | int) or not 0 < self.learning_rate < math.inf:
+            raise TrainingError(f"learning_rate = {self.learning_rate!r} is not a positive number")
         if self.score_samples and self.kind != "residual":
             raise TrainingError("only residual heads have checkpoints to choose among by a score; use kind residual")
 
@@ -101,23 +112,27 @@ class FitPlan:
         heads: Sequence[str] = ("sn", "npr"),
         settings: FitSettings | None = None,
         schedule: str | Schedule | None = None,
+        condition: Mapping[str, Tensor] | None = None,
     ):
         self.settings = settings = settings or FitSettings()
         opened = open_model(model, schedule, settings.half)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
         bundle.check_loadable()
-        train, test = as_sets(data, settings.calibration_samples > 0)
-        self.train = fitted_to(train, bundle.image_shape, bundle.name)
-        self.test = None if test is None else fitted_to(test, bundle.image_shape, bundle.name)
-        check_range(self.train, bundle.data_range, bundle.name)
+        taken = (bundle.image_shape, bundle.data_range, bundle.name)
+        self.train, self.test = open_parts(data, condition, settings.calibration_samples > 0, *taken)
         # a network that learned its variance keeps it in the place of a head
-        self.heads = [name for name in heads if not (name == "range" and bundle.network.learned_range)]
+        self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
         kind = None if settings.kind == "auto" else settings.kind
-        example = self.train.x_0(slice(0, 1))
+        first = torch.arange(1)
         self.tasks = (
-            new_heads(bundle.network, example, self.heads, kind, self.loss, settings.seed) if self.heads else {}
+            new_heads(
+                *(bundle.network, self.train.x_0(first), self.heads, kind, self.loss, settings.seed),
+                condition=condition_of(self.train, first),
+            )
+            if self.heads
+            else {}
         )
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
         self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
@@ -224,7 +239,8 @@ class FitPlan:
         settings = self.settings
         if not settings.score_samples or not self.tasks:
             return None
-        if not isinstance(self.train, ImageSet):
+        images = self.train.source if isinstance(self.train, Conditioned) else self.train
+        if not isinstance(images, ImageSet):
             raise TrainingError("samples are scored by features of 8-bit images; give such images, or no score")
         method = of_head(next(iter(self.tasks))).rows[0].name
         headed = self.bundle.with_heads(
@@ -233,7 +249,7 @@ class FitPlan:
         wanted = ScoreSettings(
             settings.score_samples, settings.score_steps, method, settings.score_features, settings.seed
         )
-        return SampleScore(headed.network, self.train, wanted)
+        return SampleScore(headed.network, images, wanted, self.train)
 
     def _measure(self, bundle: Bundle, work: Path | None, progress: bool) -> Bundle:
         settings, native = self.settings, bundle.network.native_schedule
@@ -261,6 +277,9 @@ def fit(
     data: Any,
     *,
     heads: Sequence[str] = ("sn", "npr"),
+    condition: Mapping[str, Tensor] | None = None,
+    images: int = 4096,
+    seed: int = 0,
     schedule: str | Schedule | None = None,
     work: str | Path | None = None,
     progress: bool = True,
@@ -270,11 +289,12 @@ def fit(
 
     model: a diffusers pipeline (DDPM, DDIM), the directory of one, of a bundle or of a run of `optcov train`, a Bundle,
     or (unet, schedule[, prediction_type]).
-    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, or (images, labels). A tenth is held out for the
-    calibration, unless the data has a test part of its own.
-    heads: by name; () measures the numbers per time alone. work: a directory that keeps what is done, so that a call
-    that was stopped goes on. progress: a bar with the time left, on a terminal. settings: those of `FitSettings`, such
-    as images=4096, batch_size=64, seed=0.
+    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels) or (images, condition). A tenth
+    is held out for the calibration, unless the data has a test part of its own.
+    heads: by name; () measures the numbers per time alone. condition: what else the network takes by name, each a
+    tensor with one entry per image. images: how many a closed-form fit looks at.
+    work: a directory that keeps what is done, so that a call that was stopped goes on. progress: a bar with the time
+    left, on a terminal. settings: the others of `FitSettings`, such as batch_size=64.
 
     >>> import torch
     >>> from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
@@ -286,13 +306,22 @@ def fit(
     >>> bundle.sample(2, method="NPR-DDIM", steps=3).shape
     torch.Size([2, 1, 8, 8])
     """
-    plan = FitPlan(model, data, heads, FitSettings.of(settings), schedule)
-    if work is None:
+    kept = None if work is None else check_path(work)  # refused before anything is opened
+    options = FitSettings.of({"images": images, "seed": seed, **settings})
+    plan = FitPlan(model, data, heads, options, schedule, condition)
+    if kept is None:
         return plan.run(None, progress)
-    kept = Path(work)
     with directory_lock(kept) if this_process().is_main_process else nullcontext():
         remember(kept / "run.json", plan.identity, kept)
         return plan.run(kept, progress)
+
+
+def _names(heads: Any) -> tuple[str, ...]:
+    """Heads by name, each once."""
+    names = (heads,) if isinstance(heads, str) else tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    if not all(isinstance(name, str) for name in names):
+        raise TrainingError(f"heads = {heads!r:.80} is not a list of names; pass one such as ('sn', 'npr')")
+    return tuple(dict.fromkeys(names))
 
 
 def _check_measurement(times: int, images: int, closed_form: bool) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from optcov import storage
 from optcov.bundle import Bundle
 from optcov.bundle.bundle import CONFIG, PROVENANCE
-from optcov.data.tensors import DataSet
 from optcov.fitting.batches import condition_entry
+from optcov.fitting.conditions import Part
 from optcov.fitting.config import TrainingError
 from optcov.identity import changes, check_unchanged, digest_numbers, images_identity, known_by
 from optcov.processes import this_process
@@ -32,8 +32,8 @@ RECORD = "fit"  # section of a bundle's history
 def fit_identity(
     bundle: Bundle,
     fitted: Collection[str],
-    train: DataSet,
-    held_out: DataSet | None,
+    train: Part,
+    held_out: Part | None,
     times: Tensor,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from optcov.bundle import Bundle, load
 from optcov.bundle.config import check_head_name
+from optcov.bundle.directory import check_path
 from optcov.bundle.loading import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
@@ -32,7 +33,7 @@ def open_model(model: Model, schedule: str | Schedule | None = None, half: bool 
     A network in memory is shared, not copied, unless half rounds its weights.
     """
     if isinstance(model, str | Path):
-        return open_predictor(Path(model), schedule, half)
+        return open_predictor(check_path(model), schedule, half)
     if isinstance(model, Bundle):
         found = model
     elif hasattr(model, "components"):
@@ -47,6 +48,11 @@ def open_model(model: Model, schedule: str | Schedule | None = None, half: bool 
         )
     if schedule is not None:
         raise TrainingError("the model knows its schedule; leave schedule out")
+    weight = next(found.unet.parameters(), None)
+    if weight is not None and weight.dtype.itemsize < 4:
+        raise TrainingError(
+            f"the network's weights are {weight.dtype}; heads are fitted in float32, so call .float() on it"
+        )
     fresh = half and not isinstance(model, Bundle)
     return found.with_float16_weights() if fresh else found
 

@@ -31,6 +31,8 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
     to visit the bundle's optimal times where it has as many steps as asked for. A bundle in continuous time runs on the
     linear schedule of 1,000 steps, by equal noise levels.
     """
+    if not isinstance(bundle, Bundle):
+        raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
     if trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
     if not isinstance(bundle, Bundle):

@@ -86,6 +86,12 @@ def elbo(
     >>> terms.transitions.shape, terms.bits_per_dim().shape
     (torch.Size([4, 9]), torch.Size([4]))
     """
+    if not isinstance(process, ReverseProcess) or not isinstance(trajectory, Trajectory):
+        raise ValueError(
+            f"got a {type(process).__name__} and a {type(trajectory).__name__}; pass a ReverseProcess and a Trajectory"
+        )
+    if noise is not None and not callable(noise):
+        raise ValueError(f"noise is a {type(noise).__name__}; pass a function t -> tensor, or None to draw it")
     check_last_variance(last_variance)
     check_cdf(cdf)
     check_stochastic(process.forward)

@@ -48,6 +48,10 @@ def observe(
     process: ReverseProcess, x_0: Tensor, t: float, noise: Tensor, condition: Mapping[str, Tensor] | None = None
 ) -> Observation:
     """Diffuse images to time t and ask the network about them, once."""
+    if not isinstance(noise, Tensor):
+        raise ValueError(
+            f"the supplied noise is a {type(noise).__name__}, not a torch tensor of shape {tuple(x_0.shape)}"
+        )
     x_t = process.forward.diffuse(x_0, t, noise.to(x_0.device, x_0.dtype))
     prediction = process.predict(x_t, t, **(condition or {}))
     sums = [output.sum() for output in (prediction.output, *prediction.heads.values())]
@@ -133,6 +137,8 @@ def check_last_variance(last_variance: str) -> str:
 
 def check_images(x_0: Tensor, data_range: tuple[float, float] | None) -> None:
     """Refuse images that are not a floating-point batch, not finite, or outside the data range."""
+    if not isinstance(x_0, Tensor):
+        raise ValueError(f"x_0 is a {type(x_0).__name__}, not a torch tensor; convert it by torch.as_tensor")
     if x_0.ndim < 2 or not x_0.is_floating_point() or x_0.shape[0] == 0:
         raise ValueError(
             f"x_0 must be a non-empty floating-point tensor (B, *D), got {x_0.dtype} of shape {tuple(x_0.shape)}"

@@ -8,6 +8,7 @@ normalisation, for the heads that would compute the same.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,6 +76,11 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> BackboneOutput:
         """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
+        if condition:
+            self._check_names(condition)
+        weight = next(self.module.parameters(), x)
+        if x.dtype != weight.dtype and weight.is_floating_point():
+            x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
         with self._taps() as seen:
             raw = self.module(x, time, **condition)
         if "features" not in seen:
@@ -84,6 +90,19 @@ class Backbone(nn.Module):
             )
         output = raw if isinstance(raw, Tensor) else raw.sample
         return BackboneOutput(output, seen["features"], seen.get("time_embedding"), self._activation(seen))
+
+    def _check_names(self, condition: Mapping[str, Tensor]) -> None:
+        """Refuse a condition that the module does not take."""
+        if "class_labels" in condition and getattr(self.module, "class_embedding", self) is None:
+            raise ValueError(
+                f"this {type(self.module).__name__} knows no classes; leave the condition 'class_labels' out"
+            )
+        taken = inspect.signature(self.module.forward).parameters
+        unknown = [name for name in condition if name not in taken]
+        if unknown and not any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in taken.values()):
+            raise ValueError(
+                f"{type(self.module).__name__} takes no condition {unknown[0]!r}; its arguments are {', '.join(taken)}"
+            )
 
     @contextmanager
     def _taps(self) -> Iterator[dict[str, Tensor]]:

@@ -103,7 +103,12 @@ class HeadedNetwork(nn.Module):
         """Run the backbone once, without the heads."""
         if self._match is not None and not self._match.same_scale:
             x_t = self._match.scaled(x_t, t)
-        argument = self.arguments(t).to(x_t.device).expand(len(x_t))
+        argument = self.arguments(t)
+        if argument.ndim and len(argument) not in (1, len(x_t)):
+            raise ValueError(
+                f"there are {len(argument)} times for {len(x_t)} data points; pass one time for each, or one"
+            )
+        argument = argument.to(x_t.device).expand(len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument, **condition)
         channels = x_t.shape[1] * (2 if self.learned_range else 1)
         if output.output.shape[1] != channels:

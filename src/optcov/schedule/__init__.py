@@ -8,7 +8,7 @@ A schedule answers what depends on its kind, so that nobody asks of what kind it
 subclass with four methods.
 """
 
-from optcov.schedule.base import Schedule, Time, is_whole, remembered
+from optcov.schedule.base import Schedule, Time, check_number, check_schedule, is_whole, remembered
 from optcov.schedule.discrete import DiscreteSchedule
 from optcov.schedule.real_times import EDMSchedule, FlowSchedule, VESchedule, VPSchedule
 
@@ -20,6 +20,8 @@ __all__ = [
     "Time",
     "VESchedule",
     "VPSchedule",
+    "check_number",
+    "check_schedule",
     "is_whole",
     "remembered",
 ]

@@ -97,7 +97,7 @@ class Schedule(ABC):
     @remembered
     def check_times(self, t: Time) -> Tensor:
         """Return times as a CPU tensor, or raise a ValueError that names the one that does not fit."""
-        times = torch.as_tensor(t, dtype=torch.float64).cpu()
+        times = as_times(t, torch.float64)
         if times.ndim > 1:
             raise ValueError(f"times must be a number or a (B,) tensor, got shape {tuple(times.shape)}")
         outside = ~((times >= 0) & (times <= self.final_time))
@@ -221,7 +221,7 @@ class Schedule(ABC):
     @staticmethod
     def cosine(steps: int = 1000, max_beta: float = 0.999) -> DiscreteSchedule:
         """The squared-cosine schedule of Improved DDPM."""
-        steps = check_steps(steps)
+        steps, max_beta = check_steps(steps), check_number("max_beta", max_beta)
         grid = np.arange(steps + 1) / steps
         signal = np.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
         return Schedule.from_betas(np.minimum(1 - signal[1:] / signal[:-1], max_beta))
@@ -259,7 +259,11 @@ class Schedule(ABC):
         """Any variance-preserving schedule by its betas at times 1..N, each in (0, 1)."""
         from optcov.schedule.discrete import DiscreteSchedule
 
-        return DiscreteSchedule(torch.as_tensor(betas, dtype=torch.float64).detach().cpu().clone())
+        try:
+            values = torch.as_tensor(betas, dtype=torch.float64).detach().cpu().clone()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"betas = {betas!r:.80} is not a sequence of numbers, each in (0, 1)") from error
+        return DiscreteSchedule(values)
 
     @staticmethod
     def from_diffusers(scheduler: Any) -> DiscreteSchedule:
@@ -278,6 +282,30 @@ def check_steps(steps: int) -> int:
     if not is_whole(steps) or steps < 1:
         raise ValueError(f"steps = {steps!r} is not a positive integer; a schedule needs at least one step")
     return int(steps)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return a number as a float, or raise a ValueError that names the argument."""
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()):
+        return float(value)
+    raise ValueError(f"{name} = {value!r:.80} is not a number; pass one")
+
+
+def check_schedule(schedule: Any) -> Schedule:
+    """Return a schedule, or raise a ValueError that says what to pass."""
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule = {schedule!r:.80} is not a Schedule; build one, such as Schedule.linear()")
+    return schedule
+
+
+def as_times(t: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Times as a tensor on the CPU, of any shape, or a ValueError that names what is none."""
+    try:
+        if isinstance(t, complex) or (isinstance(t, Tensor) and t.is_complex()):
+            raise TypeError("complex")
+        return torch.as_tensor(t, dtype=dtype).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"time {t!r:.80} is not a number or a (B,) tensor of numbers; pass one") from error
 
 
 def is_whole(value: Any) -> bool:

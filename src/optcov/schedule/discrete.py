@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.schedule.base import Schedule, Time, check_signal_left, first_of, remembered
+from optcov.schedule.base import Schedule, Time, as_times, check_signal_left, first_of, remembered
 
 
 @final
@@ -56,7 +56,7 @@ class DiscreteSchedule(Schedule):
     @remembered
     def check_times(self, t: Time) -> Tensor:
         # not in the default dtype, which may be a half precision that merges neighbouring times
-        times = torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else torch.float64).detach().cpu()
+        times = as_times(t, None if isinstance(t, Tensor) else torch.float64).detach()
         if times.ndim > 1:
             raise ValueError(f"times must be a number or a (B,) tensor, got shape {tuple(times.shape)}")
         if times.is_floating_point() and bool((times != times.round()).any()):

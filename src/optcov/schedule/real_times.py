@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.schedule.base import Schedule, Time, check_signal_left
+from optcov.schedule.base import Schedule, Time, check_number, check_signal_left
 
 
 @final
@@ -18,9 +18,10 @@ class VPSchedule(Schedule):
     name = "vp_sde"
 
     def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0):
+        beta_min, beta_max = check_number("beta_min", beta_min), check_number("beta_max", beta_max)
         if not 0 < beta_min <= beta_max < math.inf:
             raise ValueError(f"need 0 < beta_min <= beta_max, got beta_min={beta_min}, beta_max={beta_max}")
-        self.beta_min, self.beta_max = float(beta_min), float(beta_max)
+        self.beta_min, self.beta_max = beta_min, beta_max
         check_signal_left(-(self.beta_min + self.beta_max) / 2, "beta_max")
 
     def beta(self, t: Time) -> Tensor:
@@ -56,9 +57,10 @@ class VESchedule(Schedule):
     preserves_variance = False
 
     def __init__(self, sigma_min: float = 0.01, sigma_max: float = 50.0):
+        sigma_min, sigma_max = check_number("sigma_min", sigma_min), check_number("sigma_max", sigma_max)
         if not 0 < sigma_min < sigma_max < math.inf:
             raise ValueError(f"need 0 < sigma_min < sigma_max, got sigma_min={sigma_min}, sigma_max={sigma_max}")
-        self.sigma_min, self.sigma_max = float(sigma_min), float(sigma_max)
+        self.sigma_min, self.sigma_max = sigma_min, sigma_max
 
     def log_alpha_bar(self, t: Time) -> Tensor:
         return torch.zeros_like(self.check_times(t))
@@ -84,9 +86,10 @@ class EDMSchedule(Schedule):
     argument_scale = 1.0
 
     def __init__(self, sigma_min: float = 0.002, sigma_max: float = 80.0):
+        sigma_min, sigma_max = check_number("sigma_min", sigma_min), check_number("sigma_max", sigma_max)
         if not 0 < sigma_min < sigma_max < math.inf:
             raise ValueError(f"need 0 < sigma_min < sigma_max, got sigma_min={sigma_min}, sigma_max={sigma_max}")
-        self.first_time, self.final_time = float(sigma_min), float(sigma_max)
+        self.first_time, self.final_time = sigma_min, sigma_max
         self.small_step = self.final_time / self.grid_size
 
     def log_alpha_bar(self, t: Time) -> Tensor:

@@ -1,0 +1,81 @@
+"""What a fit is told about its data: train and test parts, each data point with its own entry of the condition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets, fitted_to
+from optcov.fitting.batches import Conditioned
+from optcov.fitting.config import TrainingError
+from optcov.prediction import check_condition, take
+
+Part = DataSet | Conditioned
+SLACK = 1e-3  # of the width of the data range, as for scores
+
+
+def open_parts(
+    data: Any,
+    condition: Mapping[str, Tensor] | None,
+    held_out: bool,
+    shape: tuple[int, ...],
+    data_range: tuple[float, float] | None,
+    who: str,
+) -> tuple[Part, Part | None]:
+    """Train and test parts of what a user has, in the shape that the network `who` takes.
+
+    condition: entry i belongs to data point i; it may also come with the data, as (data, condition).
+    """
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
+        if condition is not None:
+            raise TrainingError("the data comes with a condition, and condition= is given, too; leave one of them out")
+        data, condition = data
+    if condition is None:
+        train, test = as_sets(data, held_out)
+        known: dict[str, Tensor] = {}
+    else:
+        train, test, known = _numbered(data, condition, held_out)
+    parts = [None if part is None else fitted_to(part, shape, who) for part in (train, test)]
+    for part in parts:
+        _check_range(part, data_range)
+    first, second = (_told(part, known) for part in parts)
+    assert first is not None
+    return first, second
+
+
+def _numbered(
+    data: Any, condition: Mapping[str, Tensor], held_out: bool
+) -> tuple[DataSet, DataSet | None, dict[str, Tensor]]:
+    """Parts whose labels are the numbers of their data points, by which each finds its entries again."""
+    if isinstance(data, str | Path):
+        raise TrainingError("a condition has one entry per data point; give data in memory with it, not a path")
+    whole = as_set(data)
+    known = check_condition(condition, len(whole))
+    numbered = replace(whole, labels=torch.arange(len(whole)))
+    train, test = numbered.split(0.1) if held_out else (numbered, None)
+    return train, test, known
+
+
+def _told(part: DataSet | None, known: dict[str, Tensor]) -> Part | None:
+    if part is None or not known:
+        return part
+    assert part.labels is not None
+    return Conditioned(part, take(known, part.labels))
+
+
+def _check_range(part: DataSet | None, data_range: tuple[float, float] | None) -> None:
+    """Refuse floating-point data outside of the range: such as pixels from 0 to 255."""
+    if data_range is None or not isinstance(part, TensorSet):
+        return
+    low, high = float(part.values.min()), float(part.values.max())
+    slack = SLACK * (data_range[1] - data_range[0])
+    if low < data_range[0] - slack or high > data_range[1] + slack:
+        raise TrainingError(
+            f"the data runs from {low:.4g} to {high:.4g}, outside the data range {tuple(data_range)}; scale it to that "
+            f"range, or give 8-bit images as uint8"
+        )
