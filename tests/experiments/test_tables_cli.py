@@ -109,7 +109,7 @@ def test_the_best_is_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
         (("table", "peers", "--times", "5"), "peers does not take --times; leave it out"),
         (("table", "fid", "--times", "5"), r"fid does not take --times; .* repeats, fid --optimal\)"),
         (("table", "cost", "--data", "nowhere"), "cost does not take --data; leave it out"),
-        (("table", "fid", "--target", "1"), r"fid does not take --target; leave it out \(it is for timesteps\)"),
+        (("table", "fid", "--target", "1"), r"fid does not take --target; leave it out \(for timesteps\)"),
         (("table", "fid", "--quick", "--out", __file__), "is a file; tables are kept in a directory"),
         (("frechet", "hf:", "hf:"), "hf: names no data set"),
         (("report",), "nothing to report"),

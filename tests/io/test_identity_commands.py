@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from command_line import runner
-from optcov import Schedule
+from optcov import Schedule, experiments
 from optcov import cli as command_line
 from optcov.bundle import Bundle
 from optcov.cli import app
@@ -263,7 +263,8 @@ def test_a_table_is_computed_anew_after_its_inputs_changed(tabled, tmp_path, mon
 
 
 def test_every_command_that_can_be_stopped_is_put_to_these_tests():
-    files = Path(command_line.__file__).parent.glob("*.py")
+    rooms = (Path(command_line.__file__).parent, Path(experiments.__file__).parent / "commands")
+    files = [path for room in rooms for path in room.glob("*.py")]
     can = {path.stem for path in files if re.search(r"with resumable\(", path.read_text())}
     assert can == RESUMABLE == {name.split()[0].rstrip(",") for name in COMMANDS} - {"heads"} | {"table"}
 

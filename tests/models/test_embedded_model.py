@@ -84,7 +84,7 @@ def recorded_of_version_0_1():
 def test_its_samples_and_bits_are_those_of_version_0_1(fashion, images, name):
     """Samples to 1e-5, bits/dim to 1e-6 of their value: what is left is rounding on another machine."""
     recorded = recorded_of_version_0_1()
-    assert recorded["backbone"] == fashion.backbone, "another model is embedded: record its samples"
+    assert recorded["backbone"] == fashion.fingerprint, "another model is embedded: record its samples"
     schedule, method = name.split(", ", 1)
     model = fashion if schedule == "own" else fashion.with_schedule(schedule)
     process, trajectory = model.reverse_process(method), model.trajectory(5)

@@ -533,10 +533,10 @@ def test_attach_refuses_a_pipeline_whose_network_takes_other_images_or_condition
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"bundle": "fashion"}, "bundle = 'fashion' is no bundle; load it first"),
-        ({"bundle": None}, "bundle = 'None' is no bundle"),
-        ({"method": None}, "method = None is no name of a method; take 'NPR-DDIM'"),
-        ({"method": 5}, "method = 5 is no name of a method"),
+        ({"bundle": "fashion"}, "bundle = 'fashion' is not a Bundle; pass what optcov.load"),
+        ({"bundle": None}, "bundle = None is not a Bundle"),
+        ({"method": None}, "method = None is not a name of METHODS; pass one such as 'NPR-DDIM'"),
+        ({"method": 5}, "method = 5 is not a name of METHODS"),
     ],
 )
 def test_attach_refuses_what_is_no_bundle_or_no_method(options, reason):

@@ -35,8 +35,6 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
     if trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
-    if not isinstance(bundle, Bundle):
-        raise ValueError(f"bundle = {str(bundle)[:80]!r} is no bundle; load it first, by optcov.bundle.load(NAME)")
     row = find_method(method)
     if not bundle.schedule.discrete:
         bundle = bundle.with_schedule(Schedule.linear())
