@@ -92,7 +92,7 @@ def test_its_samples_and_bits_are_those_of_version_0_1(fashion, images, name):
     torch.testing.assert_close(found.flatten(1)[:, 5::97], torch.tensor(recorded["samples"][name]), rtol=0, atol=1e-5)
     if name in recorded["bits_per_dim"]:
         bits = elbo(process, images[:3], trajectory, seed=3).bits_per_dim().tolist()
-        assert bits == pytest.approx(recorded["bits_per_dim"][name], rel=1e-6)
+        assert bits == pytest.approx(recorded["bits_per_dim"][name], rel=1e-5)
 
 
 @pytest.mark.parametrize("K", [10, 25])
