@@ -177,7 +177,8 @@ def flux(guidance_embeds: bool = True) -> Any:
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0), text_encoder=clip_text(),
         vae=vae(4, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.06, scaling_factor=1.5),
-        tokenizer=clip_tokenizer(), text_encoder_2=t5_text(), tokenizer_2=t5_tokenizer(), transformer=transformer.eval(),
+        tokenizer=clip_tokenizer(), text_encoder_2=t5_text(), tokenizer_2=t5_tokenizer(),
+        transformer=transformer.eval(),
     )  # fmt: skip
 
 
