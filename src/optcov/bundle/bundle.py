@@ -3,6 +3,7 @@
 config.json               what the weights mean: schedule, time argument, image shape, data range, noise caps
 unet/                     the noise predictor, in diffusers' format
 heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
+conditions.safetensors    what stands for no condition, if the network takes one
 numbers.safetensors       Gamma_t and the mean square residual at some times
 trajectories.json         optimal trajectories, by schedule and method
 provenance.json           data, code, seeds, hyper-parameters, measured calibration
@@ -17,9 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn, no_grad
 
 from optcov import storage
+from optcov.bundle.conditions import check_empty, classes_of
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
@@ -32,13 +35,14 @@ from optcov.identity import digest, digest_tensors, known_by
 from optcov.likelihood.result import Likelihoods
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
+from optcov.networks.classes import LABELS, class_entries
 from optcov.reverse import ReverseProcess
-from optcov.schedule import Schedule, Time
+from optcov.schedule import Schedule, Time, is_whole
 from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
-TRAJECTORIES, PROVENANCE = "trajectories.json", "provenance.json"
-FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, ".lock"})
+TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
+FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
 
 
 @final
@@ -55,8 +59,11 @@ class Bundle:
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fingerprint: str = ""  # of the noise predictor's weights
+    classes: int | None = None  # that the network tells apart, without an empty one; found in the network by default
 
     def __post_init__(self) -> None:
+        if self.classes is None:
+            object.__setattr__(self, "classes", classes_of(self.unet, self.network.empty_condition))
         for name in self.network.heads:
             check_head_name(name)
         if not self.fingerprint:
@@ -91,6 +98,18 @@ class Bundle:
         """Heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
 
+    @property
+    def empty_condition(self) -> dict[str, Tensor]:
+        """What stands for no condition, each (1, ...): used by guidance, and where no condition is given."""
+        return self.network.empty_condition
+
+    @property
+    def class_numbers(self) -> list[int]:
+        """The labels of the classes, without the empty one; none for a network that takes no labels."""
+        empty = self.empty_condition.get(LABELS)
+        entries = 0 if self.classes is None else self.classes + (empty is not None)
+        return [label for label in range(entries) if empty is None or label != int(empty)]
+
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
         """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
 
@@ -103,6 +122,7 @@ class Bundle:
             "data range": None if self.data_range is None else list(self.data_range),
             "image shape": list(self.image_shape),
             "noise caps": dict(self.noise_caps),
+            **({} if self.classes is None else {"classes": self.classes}),
         }
 
     def on_its_own_schedule(self) -> Bundle:
@@ -132,9 +152,27 @@ class Bundle:
             old.time_argument,
             old.parameterisation,
             old.learned_range,
+            old.empty_condition,
         ).train(old.training)
         moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
         return replace(self, network=moved, trajectories=self._trajectories_without(lambda kind: kind.head in heads))
+
+    def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> Bundle:
+        """Say what stands for no condition, each (1, ...); heads and numbers stay as they are."""
+        check_empty(empty_condition, self.unet)
+        network = self.network.with_empty_condition({name: value.detach() for name, value in empty_condition.items()})
+        return replace(self, network=network, classes=classes_of(self.unet, empty_condition))
+
+    def with_empty_class(self, label: int) -> Bundle:
+        """Say which entry of the network's table of classes stands for no class."""
+        entries = class_entries(self.unet)
+        if entries is None:
+            raise BundleError(f"{self.name} knows no classes, so that none of them can be the empty one")
+        if not is_whole(label) or not 0 <= label < entries or entries < 2:
+            raise BundleError(
+                f"empty_class = {label!r} is none of the {entries} classes 0 to {entries - 1} of {self.name}"
+            )
+        return self.with_empty_condition({LABELS: torch.tensor([int(label)])})
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
         """Set the numbers per time; optimal trajectories of methods that use such numbers go."""
@@ -278,7 +316,7 @@ class Bundle:
         try:
             config = BundleConfig.from_json(self._config().to_json())
             check_unet(self.unet)
-            check_images(self.unet, config.image_shape, config.learned_range)
+            check_images(self.unet, config.image_shape, config.learned_range, config.classes, self.empty_condition)
         except BundleError as error:
             raise BundleError(f"{self.name} would make a bundle that cannot be loaded: {error}") from error
 
@@ -298,6 +336,8 @@ class Bundle:
                 save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
                 storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
+            if self.empty_condition:
+                storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 
@@ -312,6 +352,8 @@ class Bundle:
             data_range=self.data_range,
             heads=tuple(network.heads),
             noise_caps=self.noise_caps,
+            classes=self.classes,
+            empty_condition=tuple(self.empty_condition),
         )
 
     def _trajectories_without(self, gone: Callable[[type[Covariance]], bool]) -> tuple[StoredTrajectory, ...]:

@@ -51,6 +51,8 @@ class FitSettings:
     checkpoint_every and the score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
     times, measure_images: where and on how many images the numbers per time are measured; 0 times are all of a
     discrete schedule, 0 images take the numbers from the fit's own samples. half: round a new network to float16.
+    empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
+    empty_share: share of images that are fitted without their condition, where the network knows an empty one.
     """
 
     images: int = 4096  # of a closed-form fit
@@ -70,6 +72,8 @@ class FitSettings:
     half: bool = True
     flip: bool = True
     seed: int = 0
+    empty_class: int | None = None
+    empty_share: float = 0.1
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> FitSettings:
@@ -95,6 +99,12 @@ class FitSettings:
         for name in ("paper_exact", "time_weighted", "half", "flip"):
             if not isinstance(getattr(self, name), bool):
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is not a switch; pass True or False")
+        if self.empty_class is not None and (not is_whole(self.empty_class) or self.empty_class < 0):
+            raise TrainingError(
+                f"empty_class = {self.empty_class!r} is no class; pass a whole number, or None for none"
+            )
+        if not isinstance(self.empty_share, float | int) or not 0 <= self.empty_share <= 1:
+            raise TrainingError(f"empty_share = {self.empty_share!r} is no share; pass a number from 0 to 1")
         if not isinstance(self.learning_rate, float | int) or not 0 < self.learning_rate < math.inf:
             raise TrainingError(f"learning_rate = {self.learning_rate!r} is not a positive number")
         if self.score_samples and self.kind != "residual":
@@ -115,7 +125,7 @@ class FitPlan:
         condition: Mapping[str, Tensor] | None = None,
     ):
         self.settings = settings = settings or FitSettings()
-        opened = open_model(model, schedule, settings.half)
+        opened = open_model(model, schedule, settings.half, settings.empty_class)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
         bundle.check_loadable()
