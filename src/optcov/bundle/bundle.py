@@ -1,7 +1,8 @@
 """A bundle: a noise predictor with its heads, numbers per time, trajectories and history, as one directory.
 
 config.json               what the weights mean: schedule, time argument, image shape, data range, noise caps
-unet/                     the noise predictor, in diffusers' format
+unet/                     the noise predictor, in diffusers' format; missing for a module of your own
+vae/                      what turns latents into images and back, for models of latents
 heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
 conditions.safetensors    what stands for no condition, if the network takes one
 numbers.safetensors       Gamma_t and the mean square residual at some times
@@ -26,9 +27,19 @@ from optcov.bundle.conditions import check_empty, classes_of
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
+from optcov.bundle.latents import Codec
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
-from optcov.bundle.weights import check_backbone, check_images, check_unet, save_head, save_unet
+from optcov.bundle.weights import (
+    can_store,
+    check_backbone,
+    check_images,
+    check_unet,
+    half_precision,
+    save_decoder,
+    save_head,
+    save_unet,
+)
 from optcov.covariances import Covariance, find_covariance
 from optcov.gaussian import Gaussian
 from optcov.identity import digest, digest_tensors, known_by
@@ -42,7 +53,8 @@ from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
 TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
-FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
+DECODER = "vae"
+FILES = frozenset({CONFIG, UNET, DECODER, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
 
 
 @final
@@ -60,6 +72,7 @@ class Bundle:
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fingerprint: str = ""  # of the noise predictor's weights
     classes: int | None = None  # that the network tells apart, without an empty one; found in the network by default
+    decoder: nn.Module | None = None  # what turns latents into images and back
 
     def __post_init__(self) -> None:
         if self.classes is None:
@@ -97,6 +110,19 @@ class Bundle:
     def heads(self) -> dict[str, Head]:
         """Heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Latents (n, c, h, w) of images in [-1, 1], (n, C, H, W): the modes of what its encoder says, scaled."""
+        return self._codec().encode(images)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images in [-1, 1] of latents (n, c, h, w)."""
+        return self._codec().decode(latents)
+
+    def _codec(self) -> Codec:
+        if self.decoder is None:
+            raise BundleError(f"{self.name} has no decoder: what it draws is what it is; leave decode out")
+        return Codec(self.decoder)
 
     @property
     def empty_condition(self) -> dict[str, Tensor]:
@@ -315,6 +341,8 @@ class Bundle:
         """Raise the error that loading the saved bundle would: to be asked before long work, and before writing."""
         try:
             config = BundleConfig.from_json(self._config().to_json())
+            if config.given_network is not None:
+                return
             check_unet(self.unet)
             check_images(self.unet, config.image_shape, config.learned_range, config.classes, self.empty_condition)
         except BundleError as error:
@@ -331,7 +359,10 @@ class Bundle:
             )
         with atomic_directory(Path(directory), FILES) as scratch:
             storage.write_json(scratch / CONFIG, self._config().to_json())
-            save_unet(scratch / UNET, self.unet)
+            if can_store(self.unet):
+                save_unet(scratch / UNET, self.unet)
+            if self.decoder is not None:
+                save_decoder(scratch / DECODER, self.decoder)
             for name, head in self.heads.items():
                 save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
@@ -354,7 +385,17 @@ class Bundle:
             noise_caps=self.noise_caps,
             classes=self.classes,
             empty_condition=tuple(self.empty_condition),
+            decoder=self.decoder is not None,
+            precision=half_precision(self.unet),
+            given_network=self._given_network(),
         )
+
+    def _given_network(self) -> dict[str, str] | None:
+        """How a network is known again that a bundle cannot hold."""
+        if can_store(self.unet):
+            return None
+        layer = self.network.backbone.layer or ""
+        return {"class": type(self.unet).__name__, "layer": layer, "weights": self.fingerprint}
 
     def _trajectories_without(self, gone: Callable[[type[Covariance]], bool]) -> tuple[StoredTrajectory, ...]:
         return tuple(

@@ -5,7 +5,6 @@ conditions.safetensors    the empty condition by name, each (1, ...); config.jso
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from torch import Tensor, nn
 
 from optcov import storage
 from optcov.bundle.errors import BundleError
+from optcov.networks.calls import condition_names
 from optcov.networks.classes import LABELS, class_entries
 from optcov.networks.unet_config import PLAIN_FLOATS
 from optcov.prediction import check_condition
 from optcov.schedule import is_whole
 
 MAX_BYTES = 2**28  # of all empty conditions; the largest text encoders need some millions
-NOT_CONDITIONS = ("self", "sample", "hidden_states", "timestep", "return_dict")
 
 
 def read_empty(path: Path, names: Collection[str]) -> dict[str, Tensor]:
@@ -41,11 +40,10 @@ def read_empty(path: Path, names: Collection[str]) -> dict[str, Tensor]:
 
 def check_empty(empty: Mapping[str, Tensor], network: nn.Module) -> None:
     """Refuse what is no empty condition of a network: each is one finite entry of an argument of its forward pass."""
-    taken = inspect.signature(network.forward).parameters
-    anything = any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in taken.values())
+    taken = condition_names(network)
     for name, value in empty.items():
         what = f"the empty condition {str(name)[:50]!r}"
-        if not anything and (name not in taken or name in NOT_CONDITIONS):
+        if taken is not None and name not in taken:
             raise BundleError(f"{what} is nothing that a {type(network).__name__} can be told")
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != 1:
             found = tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -18,7 +18,10 @@ from optcov.schedule import Schedule
 
 FORMAT, VERSIONS = "optcov-bundle", (1, 2)
 # entries that version 2 may have, with what their absence means; a bundle that needs none of them is of version 1
-OPTIONAL: Mapping[str, Any] = MappingProxyType({"classes": None, "empty_condition": []})
+OPTIONAL: Mapping[str, Any] = MappingProxyType(
+    {"classes": None, "empty_condition": [], "decoder": False, "precision": None, "given_network": None}
+)
+PRECISIONS = ("float16", "bfloat16")
 MAX_CONDITIONS = 16
 MAX_IMAGE_VALUES = 2**26
 MAX_NUMBER = 1e9  # of a time argument or of data: its square is still far inside of float32
@@ -42,10 +45,19 @@ class BundleConfig:
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     classes: int | None = None  # that the network tells apart, without an empty one; None: it takes no labels
     empty_condition: tuple[str, ...] = ()  # names of the tensors in conditions.safetensors
+    decoder: bool = False  # whether there is one, which turns latents into images
+    precision: str | None = None  # of the network's weights, if it is a half one
+    given_network: Mapping[str, Any] | None = None  # class, layer and weights of a network that the bundle does not hold
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        chosen = {"classes": self.classes, "empty_condition": sorted(self.empty_condition)}
+        chosen = {
+            "classes": self.classes,
+            "empty_condition": sorted(self.empty_condition),
+            "decoder": self.decoder,
+            "precision": self.precision,
+            "given_network": None if self.given_network is None else dict(self.given_network),
+        }
         optional = {name: value for name, value in chosen.items() if value != OPTIONAL[name]}
         return {
             "format": FORMAT,
@@ -76,6 +88,9 @@ class BundleConfig:
             noise_caps=_noise_caps(entries["noise_caps"]),
             classes=_classes(entries["classes"]),
             empty_condition=_condition_names(entries["empty_condition"]),
+            decoder=_choice(entries["decoder"], (False, True), "decoder"),
+            precision=_choice(entries["precision"], (None, *PRECISIONS), "precision"),
+            given_network=_given_network(entries["given_network"]),
         )
 
 
@@ -170,6 +185,16 @@ def _condition_names(value: Any) -> tuple[str, ...]:
     _require(fine, "empty_condition", value, f"not a list of at most {MAX_CONDITIONS} names of arguments")
     _require(len(set(value)) == len(value), "empty_condition", value, "which names one argument twice")
     return tuple(value)
+
+
+def _given_network(value: Any) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    found = _mapping(value, "given_network")
+    texts = {name: found.get(name) for name in ("class", "layer", "weights")}
+    fine = set(found) == set(texts) and all(isinstance(text, str) and len(text) <= 200 for text in texts.values())
+    _require(fine, "given_network", value, "not the class, the layer and the fingerprint of a network")
+    return MappingProxyType(dict(found))
 
 
 def _noise_caps(value: Any) -> Mapping[str, float | None]:

@@ -8,7 +8,6 @@ normalisation, for the heads that would compute the same.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from optcov.identity import digest_tensors
 from optcov.networks.activation import Activation
+from optcov.networks.calls import call, condition_names
 
 
 @final
@@ -87,14 +87,13 @@ class Backbone(nn.Module):
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
         with self._taps() as seen:
-            raw = self.module(x, time, **condition)
+            raw = call(self.module, x, time, condition)
         if "features" not in seen:
             raise ValueError(
                 f"the module {self.tap!r} did not run in the forward pass, so its input could not be read; "
                 f"tap a module that every forward pass uses"
             )
-        output = raw if isinstance(raw, Tensor) else raw.sample
-        return BackboneOutput(output, seen["features"], seen.get("time_embedding"), self._activation(seen))
+        return BackboneOutput(raw, seen["features"], seen.get("time_embedding"), self._activation(seen))
 
     def _check_names(self, condition: Mapping[str, Tensor]) -> None:
         """Refuse a condition that the module does not take."""
@@ -102,11 +101,12 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"this {type(self.module).__name__} knows no classes; leave the condition 'class_labels' out"
             )
-        taken = inspect.signature(self.module.forward).parameters
-        unknown = [name for name in condition if name not in taken]
-        if unknown and not any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in taken.values()):
+        taken = condition_names(self.module)
+        unknown = [] if taken is None else [name for name in condition if name not in taken]
+        if unknown:
             raise ValueError(
-                f"{type(self.module).__name__} takes no condition {unknown[0]!r}; its arguments are {', '.join(taken)}"
+                f"{type(self.module).__name__} takes no condition {unknown[0]!r}; it takes "
+                f"{', '.join(taken or ()) or 'none'}"
             )
 
     @contextmanager

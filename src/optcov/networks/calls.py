@@ -24,7 +24,7 @@ class Call:
     """How one class of networks is called."""
 
     names: tuple[str, ...]  # what it may be told besides x and time
-    needed: tuple[str, ...]  # what it must be told
+    example: Callable[[Any], dict[str, tuple[int, ...]]]  # its config -> what it must be told, shapes of one entry
     run: Callable[..., Any]  # (module, x, time, condition) -> tensor or an object with .sample
 
 
@@ -50,14 +50,35 @@ def call(module: nn.Module, x: Tensor, time: Tensor, condition: Mapping[str, Ten
     known = call_of(module)
     if known is None:
         return _tensor(module(x, time, **condition))
-    missing = [name for name in known.needed if name not in condition]
+    needed = known.example(module.config)
+    missing = [name for name in needed if name not in condition]
     if missing:
         raise ValueError(
             f"{type(module).__name__} needs the condition {missing[0]!r}, and none is told; pass "
-            f"condition={{{', '.join(f'{name!r}: ...' for name in known.needed)}}}, each with one entry per image"
+            f"condition={{{', '.join(f'{name!r}: ...' for name in needed)}}}, each with one entry per image"
         )
     told = {name: value.to(x.dtype) if value.is_floating_point() else value for name, value in condition.items()}
     return _tensor(known.run(module, x, time, told))
+
+
+def example_of(module: nn.Module) -> dict[str, Tensor]:
+    """Something that a network can be told, each (1, ...), on "meta": its shapes are right, it has no values."""
+    known = call_of(module)
+    shapes = {} if known is None else known.example(module.config)
+    kinds = {"class_labels": torch.int64}
+    return {
+        name: torch.empty(1, *shape, device="meta", dtype=kinds.get(name, torch.float32))
+        for name, shape in shapes.items()
+    }
+
+
+def image_channels(module: nn.Module) -> tuple[int, int]:
+    """Channels of the images that a network of diffusers takes and returns."""
+    config: Any = module.config
+    taken = int(config["in_channels"])
+    found = taken, int(config.get("out_channels") or taken)
+    packed = 4 if any(kind.__name__ == "FluxTransformer2DModel" for kind in type(module).__mro__) else 1
+    return found[0] // packed, found[1] // packed
 
 
 def pack(x: Tensor) -> Tensor:
@@ -126,18 +147,40 @@ def _flux(module: Any, x: Tensor, time: Tensor, condition: Mapping[str, Tensor])
     return unpack(_tensor(raw), height, width)
 
 
+def _unet_example(config: Any) -> dict[str, tuple[int, ...]]:
+    width = config["cross_attention_dim"]
+    told: dict[str, tuple[int, ...]] = {_TEXT: (2, width if isinstance(width, int) else width[-1])}
+    if config["addition_embed_type"] == "text_time":
+        sizes = 6 * config["addition_time_embed_dim"]
+        told |= {"text_embeds": (config["projection_class_embeddings_input_dim"] - sizes,), "time_ids": (6,)}
+    return told
+
+
+def _pixart_example(config: Any) -> dict[str, tuple[int, ...]]:
+    told: dict[str, tuple[int, ...]] = {_TEXT: (2, config["caption_channels"]), "encoder_attention_mask": (2,)}
+    added = config["use_additional_conditions"]
+    if added or (added is None and config["sample_size"] == PIXART_LARGE):
+        told |= {"resolution": (2,), "aspect_ratio": (1,)}
+    return told
+
+
+def _two_texts_example(config: Any) -> dict[str, tuple[int, ...]]:
+    return {_TEXT: (2, config["joint_attention_dim"]), _POOLED: (config["pooled_projection_dim"],)}
+
+
 _TEXT, _POOLED = "encoder_hidden_states", "pooled_projections"
+PIXART_LARGE = 128  # side of the latents of the PixArt that is told resolution and aspect ratio
 CALLS: Mapping[str, Call] = {
-    "UNet2DModel": Call(("class_labels",), (), _plain),
-    "DiTTransformer2DModel": Call(("class_labels",), ("class_labels",), _plain),
+    "UNet2DModel": Call(("class_labels",), lambda config: {}, _plain),
+    "DiTTransformer2DModel": Call(("class_labels",), lambda config: {"class_labels": ()}, _plain),
     "UNet2DConditionModel": Call(
         (_TEXT, "class_labels", "timestep_cond", "encoder_attention_mask", "text_embeds", "time_ids"),
-        (_TEXT,),
+        _unet_example,
         _conditional_unet,
     ),
     "PixArtTransformer2DModel": Call(
-        (_TEXT, "encoder_attention_mask", "resolution", "aspect_ratio"), (_TEXT, "encoder_attention_mask"), _pixart
+        (_TEXT, "encoder_attention_mask", "resolution", "aspect_ratio"), _pixart_example, _pixart
     ),
-    "SD3Transformer2DModel": Call((_TEXT, _POOLED), (_TEXT, _POOLED), _sd3),
-    "FluxTransformer2DModel": Call((_TEXT, _POOLED, "guidance"), (_TEXT, _POOLED), _flux),
+    "SD3Transformer2DModel": Call((_TEXT, _POOLED), _two_texts_example, _sd3),
+    "FluxTransformer2DModel": Call((_TEXT, _POOLED, "guidance"), _two_texts_example, _flux),
 }

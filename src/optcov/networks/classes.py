@@ -15,5 +15,7 @@ def class_entries(network: nn.Module) -> int | None:
     config: Any = getattr(network, "config", None)
     if not isinstance(config, Mapping) or config.get("class_embed_type") is not None:
         return None
+    if any(kind.__name__ == "DiTTransformer2DModel" for kind in type(network).__mro__):
+        return int(config["num_embeds_ada_norm"]) + 1  # a last one stands for no class
     found = config.get("num_class_embeds")
     return None if found is None else int(found)

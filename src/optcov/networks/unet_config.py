@@ -15,6 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from optcov.networks.calls import call
+
 MAX_LAYERS = 64  # per block, and blocks per network
 MAX_CHANNELS = 2**14
 MAX_CLASSES = 2**20
@@ -68,7 +70,7 @@ def check_computes(unet: nn.Module, image_shape: Sequence[int], condition: Mappi
     told = {name: value.to("meta") for name, value in (condition or {}).items()}
     try:
         with torch.device("meta"), torch.no_grad():
-            output = unet(torch.empty(1, *image_shape), torch.empty(1), **told).sample
+            output = call(unet, torch.empty(1, *image_shape), torch.empty(1), told)
         if output.shape[2:] != tuple(image_shape[1:]):
             raise ValueError(f"its output is {tuple(output.shape[2:])}")
     except BUILDING_ERRORS as error:
@@ -91,7 +93,8 @@ def _known(unet_class: Any) -> dict[str, tuple[Any, ...]]:
     hints = get_type_hints(constructor)
     names = [name for name in inspect.signature(constructor).parameters if name != "self"]
     unions = (Union, UnionType)
-    return {name: get_args(hints[name]) if get_origin(hints[name]) in unions else (hints[name],) for name in names}
+    kinds = {name: hints.get(name, bool) for name in names}  # what diffusers leaves undeclared are switches
+    return {name: get_args(kind) if get_origin(kind) in unions else (kind,) for name, kind in kinds.items()}
 
 
 def _is_small(value: Any, largest: int) -> bool:
@@ -106,4 +109,6 @@ def _fits(value: Any, kind: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value)
     if kind is int and type(value) is float:
         return value.is_integer()
+    if kind is bool and value is None:  # published configs have null for a switch that is off
+        return True
     return type(value) is kind
