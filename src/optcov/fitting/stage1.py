@@ -168,8 +168,7 @@ def train_noise_predictor(
     unet = shape.build(images.shape, config.seed)
     check_unet(unet)  # what could not be loaded again is not worth the training
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs, and no slower elsewhere
-    backbone = Backbone(unet, tap="proj_out_2") if isinstance(shape, DiTShape) else Backbone.unet(unet)
-    network = HeadedNetwork(backbone, make_schedule(schedule), parameterisation=prediction_type)
+    network = HeadedNetwork(Backbone.of(unet), make_schedule(schedule), parameterisation=prediction_type)
     labels = Labels(shape.classes, empty_share) if shape.classes else None
     identity: dict[str, Any] = {
         "data": {"name": images.name, "images": len(images), "checksum": images.checksum},
