@@ -153,8 +153,10 @@ def _network(
     known: BundleConfig | ImportedModel,
     empty: Mapping[str, Tensor] | None = None,
 ) -> HeadedNetwork:
+    layer = known.layer if isinstance(known, ImportedModel) else (known.given_network or {}).get("layer")
     settings = (known.time_argument, known.parameterisation, known.learned_range, empty)
-    return HeadedNetwork(Backbone.unet(unet), known.schedule, heads, *settings).eval()
+    backbone = Backbone(unet, None) if isinstance(unet, Function) else Backbone.of(unet, layer or None)
+    return HeadedNetwork(backbone, known.schedule, heads, *settings).eval()
 
 
 def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:

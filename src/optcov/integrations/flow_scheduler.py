@@ -1,6 +1,6 @@
 """The reverse step as a scheduler of flow matching: diffusers' FlowMatchEulerDiscreteScheduler with a covariance.
 
-x_t = (1 - t) x_0 + t eps, where t is diffusers' sigma. Its times, shifts and scaling of noise stay as they are; only the
+x_t = (1 - t) x_0 + t eps, where t is the sigma of diffusers. Its times, shifts and scaling of noise stay; only the
 step is ours: with beta_tilde and eta = 0 it is Euler's, with eta > 0 or a covariance it draws.
 """
 
