@@ -319,8 +319,10 @@ class Bundle:
             return self.reverse_process(row, all_heads=False).posterior(x_t, t, **condition)
 
     def noise_cap(self, method: str) -> float | None:
-        """The y that a method is sampled with: the bundle's own, or else the paper's."""
+        """The y that a method is sampled with: the bundle's own, or else the paper's; none without a data range."""
         row = find_method(method)
+        if self.data_range is None:  # latents have no 8-bit levels
+            return None
         return self.noise_caps.get(row.name, row.noise_cap)
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:

@@ -47,7 +47,9 @@ class BundleConfig:
     empty_condition: tuple[str, ...] = ()  # names of the tensors in conditions.safetensors
     decoder: bool = False  # whether there is one, which turns latents into images
     precision: str | None = None  # of the network's weights, if it is a half one
-    given_network: Mapping[str, Any] | None = None  # class, layer and weights of a network that the bundle does not hold
+    given_network: Mapping[str, Any] | None = (
+        None  # class, layer and weights of a network that the bundle does not hold
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -33,7 +33,9 @@ class Words:
     pipeline: Any
     family: Family
 
-    def encode(self, captions: Sequence[str], size: tuple[int, int], note: Callable[[int], None] = lambda n: None) -> Condition:
+    def encode(
+        self, captions: Sequence[str], size: tuple[int, int], note: Callable[[int], None] = lambda n: None
+    ) -> Condition:
         """The condition of captions for images of this height and width, each (n, ...), on the CPU."""
         assert self.family.encode is not None
         parts = []
@@ -67,7 +69,9 @@ def import_pipeline(pipeline: Any) -> ImportedModel:
         return imported_unet(network, schedule, kind, name)
     decoder = parts[family.decoder]
     if type(decoder).__name__ not in DECODERS:
-        raise CheckpointError(f"{name}: its {family.decoder} is a {type(decoder).__name__}, not {' or '.join(DECODERS)}")
+        raise CheckpointError(
+            f"{name}: its {family.decoder} is a {type(decoder).__name__}, not {' or '.join(DECODERS)}"
+        )
     channels = int(decoder.config["latent_channels"])
     taken = _channels(network)
     if taken != channels:
@@ -169,7 +173,10 @@ def import_network(
 
 def import_denoiser(denoiser: Any, layer: str | None = None) -> ImportedModel:
     """An EDM or k-diffusion denoiser D(x, sigma), which returns the clean image and knows its sigma_data."""
-    low, high = (float(getattr(denoiser, name, end) or end) for name, end in zip(("sigma_min", "sigma_max"), EDM_SIGMAS, strict=True))
+    low, high = (
+        float(getattr(denoiser, name, end) or end)
+        for name, end in zip(("sigma_min", "sigma_max"), EDM_SIGMAS, strict=True)
+    )
     low, high = (EDM_SIGMAS[0] if low <= 0 else low), (EDM_SIGMAS[1] if not math.isfinite(high) else high)
     return import_network(denoiser, Schedule.edm(low, high), "sample", layer)
 

@@ -76,7 +76,8 @@ def join(first: ImageSet, second: ImageSet) -> ImageSet:
     labels = None
     if first.labels is not None and second.labels is not None:
         labels = torch.cat([first.labels, second.labels])
-    return ImageSet(torch.cat([first.images, second.images]), labels, f"{first.name} + {second.name}")
+    captions = None if first.captions is None or second.captions is None else first.captions + second.captions
+    return ImageSet(torch.cat([first.images, second.images]), labels, f"{first.name} + {second.name}", captions)
 
 
 def _load_split(source: str | Path, split: str) -> tuple[ImageSet, bool]:

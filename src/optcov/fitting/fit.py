@@ -29,10 +29,11 @@ from optcov.fitting.conditions import open_parts
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
+from optcov.fitting.latents import LATENTS, foreign_parts
 from optcov.fitting.loop import mixed_precision
 from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
-from optcov.fitting.sources import Model, open_model
+from optcov.fitting.sources import Model, open_foreign, open_model
 from optcov.fitting.stage2 import fit_closed_form, train_heads
 from optcov.identity import remember
 from optcov.prediction import condition_of
@@ -123,19 +124,37 @@ class FitPlan:
         settings: FitSettings | None = None,
         schedule: str | Schedule | None = None,
         condition: Mapping[str, Tensor] | None = None,
+        layer: str | None = None,
+        cache: Path | None = None,
+        progress: bool = True,
     ):
         self.settings = settings = settings or FitSettings()
-        opened = open_model(model, schedule, settings.half, settings.empty_class)
+        held_out = settings.calibration_samples > 0
+        foreign = open_foreign(model, layer, settings.empty_class)
+        if foreign is None:
+            opened = open_model(model, schedule, settings.half, settings.empty_class)
+        elif schedule is not None:
+            raise TrainingError("the model knows its schedule; leave schedule out")
+        else:
+            wanted = (max(settings.images, settings.measure_images), settings.calibration_samples)
+            opened, train, test = foreign_parts(foreign, data, condition, held_out, wanted, cache, progress)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
         bundle.check_loadable()
-        taken = (bundle.image_shape, bundle.data_range, bundle.name)
-        self.train, self.test = open_parts(data, condition, settings.calibration_samples > 0, *taken)
+        if foreign is None:
+            taken = (bundle.image_shape, bundle.data_range, bundle.name)
+            train, test = open_parts(data, condition, held_out, *taken)
+        self.train, self.test = train, test
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
         kind = None if settings.kind == "auto" else settings.kind
         first = torch.arange(1)
+        if self.heads and bundle.network.backbone.tap is None:
+            raise TrainingError(
+                f"{bundle.name} is a function without layers, so that heads have nothing to read; pass heads=() to "
+                f"measure the numbers per time alone, or give a torch module and the name of its output layer (layer=)"
+            )
         self.tasks = (
             new_heads(
                 *(bundle.network, self.train.x_0(first), self.heads, kind, self.loss, settings.seed),
@@ -148,7 +167,9 @@ class FitPlan:
         self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
-        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, settings.flip)
+        # the latent of a mirrored image is not the mirrored latent
+        flip = settings.flip and bundle.data_range is not None and len(bundle.image_shape) == 3
+        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, flip)
         self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
         self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
 
@@ -291,20 +312,24 @@ def fit(
     images: int = 4096,
     seed: int = 0,
     schedule: str | Schedule | None = None,
+    layer: str | None = None,
     work: str | Path | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Bundle:
     """Fit heads on a frozen model, measure its numbers per time, and calibrate: everything its covariances need.
 
-    model: a diffusers pipeline (DDPM, DDIM), the directory of one, of a bundle or of a run of `optcov train`, a Bundle,
-    or (unet, schedule[, prediction_type]).
-    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels) or (images, condition). A tenth
-    is held out for the calibration, unless the data has a test part of its own.
+    model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
+    bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
+    or function, or a denoiser D(x, sigma) that knows its sigma_data.
+    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
+    condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
+    out for the calibration, unless the data has a test part of its own.
     heads: by name; () measures the numbers per time alone. condition: what else the network takes by name, each a
     tensor with one entry per image. images: how many a closed-form fit looks at.
-    work: a directory that keeps what is done, so that a call that was stopped goes on. progress: a bar with the time
-    left, on a terminal. settings: the others of `FitSettings`, such as batch_size=64.
+    layer: the output layer of a module of your own, by name. work: a directory that keeps what is done, so that a call
+    that was stopped goes on. progress: a bar with the time left, on a terminal. settings: the others of `FitSettings`,
+    such as batch_size=64.
 
     >>> import torch
     >>> from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
@@ -318,7 +343,7 @@ def fit(
     """
     kept = None if work is None else check_path(work)  # refused before anything is opened
     options = FitSettings.of({"images": images, "seed": seed, **settings})
-    plan = FitPlan(model, data, heads, options, schedule, condition)
+    plan = FitPlan(model, data, heads, options, schedule, condition, layer, kept and kept / LATENTS, progress)
     if kept is None:
         return plan.run(None, progress)
     with directory_lock(kept) if this_process().is_main_process else nullcontext():

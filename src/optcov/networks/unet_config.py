@@ -20,7 +20,11 @@ from optcov.networks.calls import call
 MAX_LAYERS = 64  # per block, and blocks per network
 MAX_CHANNELS = 2**14
 MAX_CLASSES = 2**20
-LARGEST = {"layers_per_block": MAX_LAYERS, "num_layers": MAX_LAYERS, "num_class_embeds": MAX_CLASSES}  # else MAX_CHANNELS
+LARGEST = {
+    "layers_per_block": MAX_LAYERS,
+    "num_layers": MAX_LAYERS,
+    "num_class_embeds": MAX_CLASSES,
+}  # else MAX_CHANNELS
 PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what weights are stored as
 BUILDING_ERRORS = (  # by what diffusers' constructors and forward passes fail on settings that do not fit each other
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError, RuntimeError),
