@@ -47,6 +47,8 @@ from optcov.likelihood.result import Likelihoods
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
 from optcov.networks.classes import LABELS, class_entries
+from optcov.networks.guidance import Guided, check_guidance
+from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time, is_whole
 from optcov.trajectory import Trajectory
@@ -135,6 +137,17 @@ class Bundle:
         empty = self.empty_condition.get(LABELS)
         entries = 0 if self.classes is None else self.classes + (empty is not None)
         return [label for label in range(entries) if empty is None or label != int(empty)]
+
+    def told_labels(self, labels: Tensor, whose: str) -> dict[str, Tensor]:
+        """Labels (B,) that came with data as a condition; each must be one of the classes, and not the empty one."""
+        known = self.class_numbers
+        strange = ~torch.isin(labels.cpu(), torch.tensor(known))
+        if bool(strange.any()):
+            raise BundleError(
+                f"{whose} has images of class {int(labels.cpu()[strange][0])}, but the {len(known)} classes of "
+                f"{self.name} are {known[0]} to {known[-1]}"
+            )
+        return {LABELS: labels}
 
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
         """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
@@ -240,10 +253,13 @@ class Bundle:
             raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
 
-    def reverse_process(self, method: str | Method, *, all_heads: bool = True, **options: Any) -> ReverseProcess:
+    def reverse_process(
+        self, method: str | Method, *, all_heads: bool = True, guidance: float = 1.0, **options: Any
+    ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
+        guidance: how far the mean moves from that without a condition; 1 leaves it as the network says it.
         """
         row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
@@ -257,7 +273,18 @@ class Bundle:
                 options.setdefault(kind.number, self.per_time(kind.number))
             if not all_heads:
                 network = network.with_only_heads(kind.head or "")
-        return ReverseProcess(network, forward, **options)
+        return ReverseProcess(self.guided(network, guidance), forward, **options)
+
+    def guided(self, network: HeadedNetwork, guidance: float) -> Network:
+        """A network of this bundle with guidance; itself if that is 1, so that it costs no second evaluation."""
+        if check_guidance(guidance) == 1:
+            return network
+        if not self.empty_condition:
+            raise BundleError(
+                f"guidance = {guidance} needs an empty condition to move away from, and {self.name} has none; leave "
+                f"guidance out, or fit with empty_class if one of the classes stands for none"
+            )
+        return Guided(network, guidance, self.empty_condition)
 
     def sample(
         self,
@@ -267,6 +294,9 @@ class Bundle:
         steps: int = 25,
         seed: int = 0,
         condition: Mapping[str, Tensor] | None = None,
+        labels: Any = None,
+        guidance: float = 1.0,
+        decode: bool = False,
         batch_size: int = 64,
         progress: bool = True,
         **options: Any,
@@ -274,8 +304,11 @@ class Bundle:
         """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
 
         method: by default the one that suits the bundle, NPR-DDIM if it has that head. condition: what else the network
-        takes by name, each a tensor with one entry per image. Image i depends on (seed, i) alone, not on n or
-        batch_size. options: those of `Sampler`, such as trajectory="optimal".
+        takes by name, each a tensor with one entry per image; none is the empty condition. labels: classes instead, one
+        for all images or one each. guidance: how far the mean moves from that without a condition, 1 for not at all.
+        decode: give the images of latents, in [-1, 1].
+        Image i depends on (seed, i) and its condition alone, not on n or batch_size. options: those of `Sampler`, such
+        as trajectory="optimal".
 
         >>> import optcov
         >>> optcov.load("fashion").sample(2, method="NPR-DDIM", steps=3, progress=False).shape
@@ -283,15 +316,17 @@ class Bundle:
         """
         from optcov.bundle.sampler import draw_many
 
-        options = {"method": method, "steps": steps, "seed": seed, **options}
+        options = {"method": method, "steps": steps, "seed": seed, "labels": labels, "guidance": guidance, **options}
+        options |= {"decode": decode}
         return draw_many(self, n, condition, batch_size, progress, **options)
 
     def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
         """Bound the bits/dim of images, (n, C, H, W) in [-1, 1] or uint8 or a path, for every covariance at even times.
 
         methods: those to score, such as ["NPR-DDPM"], by default all that the bundle can do. Other options: seed,
-        last_variance ("paper" | "own"), cdf, condition, batch_size, progress. The result prints as a table, plots, and
-        is data: `result.of("npr", 10).mean`.
+        last_variance ("paper" | "own"), cdf, condition or labels, batch_size, progress. Labels that come with images
+        are told to a network with classes. The result prints as a table, plots, and is data:
+        `result.of("npr", 10).mean`.
 
         >>> import optcov
         >>> from optcov.bundle import test_images
@@ -302,6 +337,17 @@ class Bundle:
         from optcov.bundle.scoring import score_tensor
 
         return score_tensor(self, images, steps, **options)
+
+    def class_log_probabilities(self, images: Any, steps: int = 10, **options: Any) -> Tensor:
+        """log p(class given image) by the bound of each class, every class being as likely: float64 (B, classes).
+
+        images: (n, C, H, W) in [-1, 1] or uint8, or a path. Columns are in the order of `class_numbers`; all classes
+        see the same noise. Costs steps times classes evaluations per image. options: method, by default the best one
+        with a bound; seed, batch_size, progress.
+        """
+        from optcov.bundle.classifier import class_log_probabilities
+
+        return class_log_probabilities(self, images, steps, **options)
 
     def posterior(self, x_t: Tensor, t: Time, covariance: str = "npr", **condition: Tensor) -> Gaussian:
         """The Gaussian over x_0 given x_t (B, C, H, W) at a time of `schedule`: mean, and variance per pixel.

@@ -22,10 +22,10 @@ from optcov.bundle import Bundle
 from optcov.bundle.directory import check_path
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.fitting.batches import Batches, Conditioned
+from optcov.fitting.batches import Batches, Conditioned, step_generator
 from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
-from optcov.fitting.conditions import open_parts
+from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
@@ -144,7 +144,8 @@ class FitPlan:
         if foreign is None:
             taken = (bundle.image_shape, bundle.data_range, bundle.name)
             train, test = open_parts(data, condition, held_out, *taken)
-        self.train, self.test = train, test
+        self.train = self._told(train, "train")
+        self.test = None if test is None else self._told(test, "test")
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
@@ -173,6 +174,10 @@ class FitPlan:
         self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
         self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
 
+    def _told(self, part: Part, name: str) -> Part:
+        generator = step_generator(self.settings.seed, f"empty condition of {name}", 0)
+        return told_to(self.bundle, part, self.settings.empty_share, generator)
+
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the bundle."""
@@ -185,7 +190,8 @@ class FitPlan:
         measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
         return (
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}, measures "
+            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
+            f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
             f"{measured if settings.measure_images else 'nothing more'}"
         )
 

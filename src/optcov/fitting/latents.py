@@ -52,7 +52,8 @@ def foreign_parts(
         data, condition = data
     if condition is not None:  # which belongs to data in memory, and is split with it
         values = _encoded(model, as_set(data) if not isinstance(data, str | Path) else data, cache, progress)
-        bundle = _bundle(model, values.shape, None)
+        size = _picture_size(model, values) if _fits(model, condition, values) else None
+        bundle = _bundle(model, values.shape, size)
         return bundle, *open_parts(values, condition, held_out, bundle.image_shape, bundle.data_range, bundle.name)
     parts = [
         None if part is None else _some(part, most) for part, most in zip(as_sets(data, held_out), wanted, strict=True)
@@ -68,6 +69,15 @@ def foreign_parts(
             raise TrainingError(f"{part.name} has data of shape {part.shape}, but that of training {first.shape}")
     assert told[0] is not None
     return bundle, told[0], told[1]
+
+
+def _fits(model: ImportedModel, condition: Mapping[str, Tensor], part: DataSet) -> bool:
+    """Whether what stands for no caption is of the form of a given condition, so that some of it can be left out."""
+    if model.words is None:
+        return False
+    empty = model.words.empty(_picture_size(model, part))
+    shapes = {name: value.shape[1:] for name, value in empty.items()}
+    return bool(shapes) and all(shapes.get(name) == value.shape[1:] for name, value in condition.items())
 
 
 def _bundle(model: ImportedModel, shape: tuple[int, ...], size: tuple[int, int] | None) -> Bundle:
