@@ -175,8 +175,8 @@ def draw_many(
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
-            f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, trajectory, noise_cap, last_step and "
-            f"tolerance"
+            f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, trajectory, noise_cap, "
+            f"last_step and tolerance"
         )
     condition = check_condition(with_labels(condition, labels, n), n)
     sampler = Sampler(

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, SchedulerMixin
 from torch import Tensor
 
 from optcov.bundle import NumbersPerTime
@@ -19,6 +19,8 @@ from optcov.integrations.extending import extended
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
 from optcov.schedule import Schedule
 
+# from_pretrained looks here for the mixin of a class
+__all__ = ["FlowMatchOptimalCovarianceScheduler", "SchedulerMixin"]
 SETTINGS = MappingProxyType(
     {
         "covariance": "beta_tilde",

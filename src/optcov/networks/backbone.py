@@ -10,7 +10,7 @@ A backbone may be in half precision and stays so. What leaves it for heads and v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -108,8 +108,12 @@ class Backbone(nn.Module):
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
             condition = {name: _in_precision(value, weight.dtype) for name, value in condition.items()}
+        return self.watched(lambda: call(self.module, x, time, condition), x)
+
+    def watched(self, run: Callable[[], Tensor], x: Tensor) -> BackboneOutput:
+        """What a run of the module gives, whoever calls it. x: the data it sees, (B, C, *D)."""
         with self._taps() as seen:
-            raw = call(self.module, x, time, condition)
+            raw = run()
         if self.tap is None:
             return BackboneOutput(raw, x.new_empty(len(x), 0), None)
         if "features" not in seen:
