@@ -206,4 +206,6 @@ def some_images(data: str, model: Bundle, split: str, count: int, labels: bool =
     from optcov.data import load_mixed
     from optcov.data.tensors import fitted_to
 
-    return Scored(fitted_to(load_mixed(data, split), model.image_shape, model.name), count, split, labels)
+    found = load_mixed(data, split)
+    taken = found if model.decoder is None else model.as_latents(found.select(slice(0, count)))
+    return Scored(fitted_to(taken, model.image_shape, model.name), count, split, labels)

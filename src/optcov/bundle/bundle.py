@@ -41,6 +41,9 @@ from optcov.bundle.weights import (
     save_unet,
 )
 from optcov.covariances import Covariance, find_covariance
+from optcov.data import ImageSet
+from optcov.data.modes import with_channels
+from optcov.data.tensors import DataSet, TensorSet
 from optcov.gaussian import Gaussian
 from optcov.identity import digest, digest_tensors, known_by
 from optcov.likelihood.result import Likelihoods
@@ -120,6 +123,14 @@ class Bundle:
     def decode(self, latents: Tensor) -> Tensor:
         """Images in [-1, 1] of latents (n, c, h, w)."""
         return self._codec().decode(latents)
+
+    def as_latents(self, data: DataSet) -> DataSet:
+        """8-bit images as latents, if the network is one of those; all other data as it is."""
+        if self.decoder is None or not isinstance(data, ImageSet):
+            return data
+        codec = self._codec()
+        parts = [codec.encode(part).cpu() for part in with_channels(data, codec.colours).batches(64)]
+        return TensorSet(torch.cat(parts), data.labels, data.name, data.captions)
 
     def _codec(self) -> Codec:
         if self.decoder is None:

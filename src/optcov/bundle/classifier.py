@@ -42,7 +42,7 @@ def class_log_probabilities(
             f"{row.name} has no finite variational bound; choose a method such as {scoring_method(bundle)}"
         )
     found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
-    data = fitted_to(found, bundle.image_shape, bundle.name)
+    data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
     process, trajectory = bundle.reverse_process(row, all_heads=False), bundle.trajectory(steps)
     check_ends_at_final_time(trajectory, bundle.schedule)
     device = next(bundle.unet.parameters()).device

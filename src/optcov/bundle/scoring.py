@@ -27,7 +27,7 @@ from optcov.likelihood import (
     merge_processes,
     pool_repeats,
 )
-from optcov.likelihood.result import Likelihoods
+from optcov.likelihood.result import BITS, NATS, Likelihoods
 from optcov.methods import find_method
 from optcov.networks.guidance import check_guidance
 from optcov.processes import this_process
@@ -191,8 +191,10 @@ def bits_per_dim(
     settings = {"eta": conventions.eta, "last_variance": conventions.last_variance, "cdf": conventions.cdf}
     settings |= {"repeats": repeats, "images": int(table.images.sum())}
     settings |= {} if chosen is None else {"train_images": int(chosen.images.sum())}
-    title = f"{bundle.name}: bits/dim, last variance {conventions.last_variance}, cdf {conventions.cdf}"
-    return Likelihoods(tuple(rows), title, settings, rates)
+    latents = bundle.data_range is None
+    how = "" if latents else f", cdf {conventions.cdf}"
+    title = f"{bundle.name}: {NATS if latents else BITS}, last variance {conventions.last_variance}{how}"
+    return Likelihoods(tuple(rows), title, settings, rates, latents)
 
 
 def score_tensor(
@@ -227,7 +229,7 @@ def score_tensor(
     if not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r} is not a positive whole number")
     found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
-    data = fitted_to(found, bundle.image_shape, bundle.name)
+    data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
     condition = with_labels(condition, labels, len(data))
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
     parts = []

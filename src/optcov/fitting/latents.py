@@ -30,6 +30,7 @@ from optcov.networks import fingerprint
 from optcov.progress import track
 
 LATENTS = "latents"  # the cache, in a directory of work
+SLACK = 1e-3
 PART = 64  # images that are encoded and kept together
 
 
@@ -53,7 +54,7 @@ def foreign_parts(
     if condition is not None:  # which belongs to data in memory, and is split with it
         values = _encoded(model, as_set(data) if not isinstance(data, str | Path) else data, cache, progress)
         size = _picture_size(model, values) if _fits(model, condition, values) else None
-        bundle = _bundle(model, values.shape, size)
+        bundle = _bundle(model, values, size)
         return bundle, *open_parts(values, condition, held_out, bundle.image_shape, bundle.data_range, bundle.name)
     parts = [
         None if part is None else _some(part, most) for part, most in zip(as_sets(data, held_out), wanted, strict=True)
@@ -62,7 +63,7 @@ def foreign_parts(
     first = encoded[0]
     assert first is not None
     size = _picture_size(model, first)
-    bundle = _bundle(model, first.shape, size)
+    bundle = _bundle(model, first, size)
     told = [None if part is None else _told(model, part, size, cache, progress) for part in encoded]
     for part in encoded:
         if part is not None and part.shape != bundle.image_shape:
@@ -80,8 +81,9 @@ def _fits(model: ImportedModel, condition: Mapping[str, Tensor], part: DataSet) 
     return bool(shapes) and all(shapes.get(name) == value.shape[1:] for name, value in condition.items())
 
 
-def _bundle(model: ImportedModel, shape: tuple[int, ...], size: tuple[int, int] | None) -> Bundle:
-    """The model as a bundle for data of this shape."""
+def _bundle(model: ImportedModel, part: DataSet, size: tuple[int, int] | None) -> Bundle:
+    """The model as a bundle for data like this."""
+    shape = part.shape
     known = model.image_shape
     if known is not None and tuple(shape) != tuple(known) and not (model.any_size and shape[0] == known[0]):
         what = "latents" if model.decoder is not None else "data"
@@ -94,6 +96,8 @@ def _bundle(model: ImportedModel, shape: tuple[int, ...], size: tuple[int, int] 
             f"{model.source} takes latents of {Codec(model.decoder).channels} channels, but the data has {shape[0]}; "
             f"give 8-bit images, which are encoded, or latents of its own decoder"
         )
+    if model.decoder is None and isinstance(part, TensorSet) and float(part.values.abs().max()) > 1 + SLACK:
+        model = replace(model, data_range=None)  # no images: nothing tells where such data ends
     if model.words is not None and size is not None:
         model = replace(model, empty_condition=model.words.empty(size))
     return bundle_of(replace(model, image_shape=tuple(shape)))
