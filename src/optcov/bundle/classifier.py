@@ -45,7 +45,7 @@ def class_log_probabilities(
     data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
     process, trajectory = bundle.reverse_process(row, all_heads=False), bundle.trajectory(steps)
     check_ends_at_final_time(trajectory, bundle.schedule)
-    device = next(bundle.unet.parameters()).device
+    device = next(bundle.unet.parameters(), torch.empty(0)).device
     parts, starts = [], range(0, len(data), batch_size)
     for first in track(starts, len(starts), f"{bundle.classes} classes, {steps} steps", "batches", show=progress):
         numbers = range(first, min(first + batch_size, len(data)))

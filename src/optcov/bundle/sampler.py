@@ -119,7 +119,7 @@ class Sampler:
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
         """Draw the images with these numbers."""
-        device = next(self.bundle.unet.parameters()).device
+        device = next(self.bundle.unet.parameters(), torch.empty(0)).device
         drawn = draw(
             self.method,
             self._network,

@@ -82,7 +82,8 @@ def check_images(
             f"images of {channels} channels need a network with {channels} inputs and {outputs} outputs, but this one "
             f"has {found[0]} and {found[1]}"
         )
-    embedding = unet.config.get("class_embed_type")  # type: ignore[union-attr]
+    config: Any = unet.config
+    embedding = config.get("class_embed_type")
     if embedding is not None:
         raise BundleError(
             f"the network embeds classes by {str(embedding)[:50]!r}; a bundle holds networks with a "

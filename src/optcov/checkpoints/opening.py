@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,8 @@ def load_pipeline(path: Path) -> Any | None:
         import diffusers
 
         try:
-            with quietly():
+            with quietly(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # newer releases call the precision by another name
                 pipeline = getattr(diffusers, kind).from_pretrained(
                     path, local_files_only=True, torch_dtype=_precision(path / family.network)
                 )
@@ -139,7 +141,7 @@ def import_network(
     kind: what it predicts; by default what the scheduler says, or noise. layer: the output layer of a module of your
     own. Networks of diffusers are told times as diffusers tells them, others the schedule's own.
     """
-    name = source or getattr(network, "__name__", type(network).__name__)
+    name: str = source or getattr(network, "__name__", None) or type(network).__name__
     if not isinstance(schedule, Schedule):
         schedule, found = schedule_of(schedule)
         kind = kind or found

@@ -62,7 +62,7 @@ def command(
     found = {
         "network": printable(model.source),
         "weights": f"{weights:,}",
-        "images": "x".join(map(str, model.image_shape)),
+        "images": "x".join(map(str, bundle.image_shape)),
         "schedule": repr(model.schedule),
         "predicts": model.parameterisation,
         "time argument": f"(t - {model.time_argument.shift:g}) * {model.time_argument.scale:g}",

@@ -95,7 +95,7 @@ def as_set(data: Any) -> DataSet:
     if isinstance(data, ImageSet | TensorSet):
         return data
     values, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
-    if is_captions(labels):
+    if labels is not None and is_captions(labels):
         whole = as_set(values)
         return replace(whole, captions=tuple(labels))
     if not isinstance(values, Tensor | np.ndarray):

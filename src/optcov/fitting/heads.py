@@ -103,7 +103,7 @@ def _new_head(
     features, channels = output.features.shape[1], example.shape[1]
     if kind == "dense":
         return DenseHead(features, channels, (128, 128), transform)
-    tapped = network.backbone.module.get_submodule(network.backbone.tap)
+    tapped = network.backbone.module.get_submodule(network.backbone.tap or "")
     norm = tapped if isinstance(tapped, nn.GroupNorm) and tapped.num_channels == features else None
     groups, eps = (norm.num_groups, norm.eps) if norm is not None else (_largest_groups(features), 1e-5)
     tap = network.backbone.output_tap

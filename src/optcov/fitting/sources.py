@@ -62,7 +62,7 @@ def open_foreign(model: Model, layer: str | None = None, empty_class: int | None
     elif hasattr(model, "components"):
         found = import_pipeline(model)
     elif isinstance(model, tuple) and len(model) in (2, 3) and _is_model(model[0]):
-        found = import_network(*model, layer=layer)
+        found = import_network(model[0], model[1], model[2] if len(model) == 3 else None, layer)
     elif isinstance(model, nn.Module) and hasattr(model, "sigma_data"):
         found = import_denoiser(model, layer)
     else:

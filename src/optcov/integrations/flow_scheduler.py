@@ -65,7 +65,8 @@ class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # t
     @property
     def bounds(self) -> Bounds:
         """How many variances of the steps made so far were out of bounds."""
-        return self._stepper.process.bounds
+        found: Bounds = self._stepper.process.bounds
+        return found
 
     def set_timesteps(
         self,

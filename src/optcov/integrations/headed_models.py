@@ -27,7 +27,7 @@ __all__ = ["ModelMixin", "headed_class", "unwrap", "wrap"]  # from_pretrained lo
 ENDING, READER = "WithHead", "_optcov_reader"
 
 
-def __getattr__(name: str) -> type:
+def __getattr__(name: str) -> Any:
     """The class of a network with a head, by its name; made when it is first asked for."""
     base = name.removesuffix(ENDING)
     if not name.endswith(ENDING) or base not in CALLS:
@@ -38,13 +38,13 @@ def __getattr__(name: str) -> type:
 
 
 @lru_cache(maxsize=32)
-def headed_class(base: type) -> type:
+def headed_class(base: Any) -> Any:
     """The subclass of a network's class that has a head."""
-    signature = inspect.signature(base.forward)  # type: ignore[attr-defined]
+    signature = inspect.signature(base.forward)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
-        run = lambda: base.forward(self, *args, **kwargs)  # type: ignore[attr-defined]  # noqa: E731
+        run = lambda: base.forward(self, *args, **kwargs)  # noqa: E731
         return _with_head(self, run, given)
 
     body = {
@@ -82,7 +82,7 @@ def unwrap(network: nn.Module) -> nn.Module:
     return plain  # type: ignore[no-any-return]
 
 
-def _shared(network: nn.Module, kind: type) -> nn.Module:
+def _shared(network: nn.Module, kind: Any) -> nn.Module:
     """The same weights as a module of another class."""
     other: nn.Module = kind.__new__(kind)
     other.__dict__.update(network.__dict__)
