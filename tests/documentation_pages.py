@@ -194,6 +194,18 @@ def _own_classes() -> None:
     np.savez("images.npz", images=pixels, labels=np.arange(60) % 3)
 
 
+def _own_models() -> None:
+    """Tiny pipelines of every kind under the names of the page, and images with captions and with labels."""
+    import numpy as np
+
+    import tiny_models as tiny
+
+    for name, kind in {"my-stable-diffusion": "sd", "my-sd3": "sd3", "my-flux": "flux", "my-dit": "dit"}.items():
+        tiny.pipeline(kind).save_pretrained(name)
+    tiny.write_folder(Path("pictures"), tiny.CAPTIONS, 12)
+    np.savez("labelled.npz", images=tiny.images(12).numpy(), labels=np.arange(12))
+
+
 def _given_fashion() -> None:
     """Fashion-MNIST as `optcov data` leaves it, but few images of it."""
     import gzip
@@ -223,6 +235,7 @@ PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
     "README.md": (_own_pipeline, _own_images, _own_bundle),
     "docs/diffusers.md": (_own_pipeline, _own_images, _own_bundle),
     "docs/data.md": (_given_fashion,),
+    "docs/how-to/my-model.md": (_own_models,),
     "docs/how-to/classes-and-guidance.md": (_own_classes,),
     "docs/how-to/import-the-papers-checkpoints.md": (_checkpoints,),
     "docs/likelihood.md": (_own_images, _own_bundle),
