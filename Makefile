@@ -55,8 +55,8 @@ train-fashion-2: $(INSTALLED)
 
 train-cifar10: $(INSTALLED)
 	$(BIN)/optcov data cifar10 data/cifar10
-	$(BIN)/optcov train data/cifar10 --out runs/cifar10 --steps 60000 --warmup 1000 --ema 0.9998 \
-	    --channels 32,64,128 --layers 2 --keep-every 5000 $(RECIPE)
+	$(BIN)/optcov train data/cifar10 --out runs/cifar10 --steps 30000 --warmup 1000 --ema 0.9998 \
+	    --channels 32,64,128 --layers 1 --keep-every 5000 $(RECIPE)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
