@@ -112,7 +112,7 @@ def bundle_of(model: ImportedModel) -> Bundle:
 
 def _network(unet: nn.Module, heads: Mapping[str, Head], known: BundleConfig | ImportedModel) -> HeadedNetwork:
     settings = (known.time_argument, known.parameterisation, known.learned_range)
-    return HeadedNetwork(Backbone.unet(unet), known.schedule, heads, *settings).eval()
+    return HeadedNetwork(Backbone.of(unet), known.schedule, heads, *settings).eval()
 
 
 def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:

@@ -106,11 +106,11 @@ def load_unet(directory: Path, check: Callable[[nn.Module], None] | None = None)
 
 def _class_and_settings(config: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     """The class that a config names, and its settings, checked."""
-    from diffusers import UNet2DModel
+    from diffusers import DiTTransformer2DModel, UNet2DModel
 
     from optcov.networks.paper_unet import PaperUNet
 
-    classes = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
+    classes = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet, "DiTTransformer2DModel": DiTTransformer2DModel}
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in classes:
         raise BundleError(f"{where}: a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")

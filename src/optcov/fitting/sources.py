@@ -120,7 +120,7 @@ def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> B
     if len(sides) != 2:
         raise TrainingError(f"{name}: the network's sample_size is {size}, which tells no height and width")
     network = HeadedNetwork(
-        Backbone.unet(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
+        Backbone.of(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
     ).eval()
     bundle = Bundle(network, (config.in_channels, *sides), name=name, provenance={"stage1": run})
     return bundle.with_float16_weights() if half else bundle

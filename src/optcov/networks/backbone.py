@@ -4,6 +4,8 @@ The input of a named output module (`conv_norm_out` of diffusers' UNet2DModel) i
 and heads share; a hook reads it, so that one forward pass serves them all, and nobody's forward pass is
 rewritten. The time embedding is read likewise, for the heads that need it, and the activation that follows a tapped
 normalisation, for the heads that would compute the same.
+
+A backbone may be in half precision and stays so. What leaves it for heads and variances is float32.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from optcov.identity import digest_tensors
 from optcov.networks.activation import Activation
+from optcov.networks.taps import Tap, tap_of
 
 
 @final
@@ -26,7 +30,7 @@ class BackboneOutput:
     """What one forward pass gives."""
 
     output: Tensor  # the module's own output, (B, C or 2C, *D)
-    features: Tensor  # input of the tapped module, (B, F, *D)
+    features: Tensor  # input of the tapped module, (B, F, *D); of tokens, on their grid: (B, F, h, w)
     time_embedding: Tensor | None  # (B, E)
     activation: Activation | None = None  # SiLU of the tapped module's output, if that is a group normalisation
 
@@ -35,8 +39,11 @@ class BackboneOutput:
 class Backbone(nn.Module):
     """A module with the names of what to tap in it.
 
-    module: takes (x, time argument (B,)) and returns a tensor, or an object with `.sample` as diffusers does.
-    tap: name of the submodule whose input is the features; the module's output should depend on them alone.
+    module: takes (x, time argument (B,), **condition) and returns a tensor, or an object with `.sample` as diffusers
+        does, of the shape of x but for its channels. A network that is called in another way (packed latents, other
+        names) needs a module around it that is called so; see `Tap.inside`. The time is float32 whatever the module's
+        precision; x and floating-point conditions are cast to that of its weights.
+    tap: name of the submodule whose input is the features, or a Tap; the module's output should depend on them alone.
     time_embedding: name of the submodule whose output is the time embedding, or None.
     activation: name of the SiLU behind the tapped normalisation, whose output heads may share, or None.
 
@@ -55,18 +62,26 @@ class Backbone(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        tap: str = "conv_norm_out",
+        tap: str | Tap = "conv_norm_out",
         time_embedding: str | None = None,
         activation: str | None = None,
     ):
         super().__init__()
         self.module = module
-        self.tap = tap
+        self.output_tap = tap if isinstance(tap, Tap) else None
+        if isinstance(tap, Tap):
+            time_embedding, activation = tap.time_embedding, tap.activation
+        self.tap = tap.point if isinstance(tap, Tap) else tap
         self.time_embedding = time_embedding
         self.activation = activation
-        for name in (tap, time_embedding, activation):
+        for name in (self.tap, time_embedding, activation):
             if name is not None:
                 _submodule(module, name)
+
+    @staticmethod
+    def of(module: nn.Module, layer: str | None = None) -> Backbone:
+        """Wrap a diffusers model, or any module with the name of its output layer; see `optcov.networks.taps`."""
+        return Backbone(module, tap_of(module, layer))
 
     @staticmethod
     def unet(module: nn.Module) -> Backbone:
@@ -81,6 +96,7 @@ class Backbone(nn.Module):
         weight = next(self.module.parameters(), x)
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
+            condition = {name: _in_precision(value, weight.dtype) for name, value in condition.items()}
         with self._taps() as seen:
             raw = self.module(x, time, **condition)
         if "features" not in seen:
@@ -89,7 +105,11 @@ class Backbone(nn.Module):
                 f"tap a module that every forward pass uses"
             )
         output = raw if isinstance(raw, Tensor) else raw.sample
-        return BackboneOutput(output, seen["features"], seen.get("time_embedding"), self._activation(seen))
+        features = seen["features"]
+        if self.output_tap is not None:
+            features = self.output_tap.features(features, x)
+        known = BackboneOutput(output, features, seen.get("time_embedding"), self._activation(seen))
+        return _lifted(known) if output.dtype.itemsize < 4 or features.dtype.itemsize < 4 else known
 
     def _check_names(self, condition: Mapping[str, Tensor]) -> None:
         """Refuse a condition that the module does not take."""
@@ -139,6 +159,17 @@ class Backbone(nn.Module):
         if not isinstance(norm, nn.GroupNorm) or not isinstance(silu, nn.SiLU):
             return None
         return Activation(norm, seen["normalised"], seen["activation"])
+
+
+def _in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A condition in the precision of the weights; labels stay what they are."""
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _lifted(known: BackboneOutput) -> BackboneOutput:
+    """What a backbone in half precision gives, as float32, in which heads and variances are computed."""
+    time = None if known.time_embedding is None else known.time_embedding.float()
+    return BackboneOutput(known.output.float(), known.features.float(), time)
 
 
 def fingerprint(module: nn.Module) -> str:

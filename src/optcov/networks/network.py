@@ -116,6 +116,11 @@ class HeadedNetwork(nn.Module):
                 f"the backbone returned {output.output.shape[1]} channels for images with {x_t.shape[1]}, expected "
                 f"{channels}; {_channel_remedy(output.output.shape[1], x_t.shape[1])}"
             )
+        if output.output.shape[2:] != x_t.shape[2:]:
+            raise ValueError(
+                f"the backbone returned {tuple(output.output.shape[2:])} pixels for images of "
+                f"{tuple(x_t.shape[2:])}; use images of the size and shape that it was made for"
+            )
         return output
 
     def arguments(self, t: Time) -> Tensor:

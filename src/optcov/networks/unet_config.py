@@ -49,7 +49,7 @@ def check_settings(unet_class: Any, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in known:
             raise ValueError(f"{name[:80]!r} is a setting that {unet_class.__name__} does not know")
-        largest = MAX_LAYERS if name == "layers_per_block" else MAX_CHANNELS
+        largest = MAX_LAYERS if name in ("layers_per_block", "num_layers") else MAX_CHANNELS
         values = value if isinstance(value, list | tuple) else [value]
         if len(values) > MAX_LAYERS or not all(_is_small(part, largest) for part in values):
             raise ValueError(f"{name} = {str(value)[:80]} is larger than any network here")
