@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from optcov import storage
-from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.bundle import CONDITIONS, CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.conditions import read_empty
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
@@ -75,15 +76,17 @@ def _load(directory: Path) -> Bundle:
     with _naming(directory / CONFIG):
         config = BundleConfig.from_json(read_json(directory / CONFIG))
 
+    empty = read_empty(directory / CONDITIONS, config.empty_condition)
+
     def check(unet: nn.Module) -> None:
         with _naming(directory / CONFIG):
-            check_images(unet, config.image_shape, config.learned_range)
+            check_images(unet, config.image_shape, config.learned_range, config.classes, empty)
 
     unet = load_unet(directory / UNET, check)
     weights = fingerprint(unet)
     heads = {name: load_head(directory / HEADS / f"{name}.safetensors", weights) for name in config.heads}
     return Bundle(
-        network=_network(unet, heads, config),
+        network=_network(unet, heads, config, empty),
         image_shape=config.image_shape,
         data_range=config.data_range,
         name=directory.resolve().name,
@@ -92,6 +95,7 @@ def _load(directory: Path) -> Bundle:
         noise_caps=config.noise_caps,
         provenance=_load_provenance(directory / PROVENANCE),
         fingerprint=weights,
+        classes=config.classes,
     )
 
 
@@ -110,8 +114,13 @@ def bundle_of(model: ImportedModel) -> Bundle:
     return bundle.with_numbers(NumbersPerTime(model.gamma_times, model.mean_square_noise))
 
 
-def _network(unet: nn.Module, heads: Mapping[str, Head], known: BundleConfig | ImportedModel) -> HeadedNetwork:
-    settings = (known.time_argument, known.parameterisation, known.learned_range)
+def _network(
+    unet: nn.Module,
+    heads: Mapping[str, Head],
+    known: BundleConfig | ImportedModel,
+    empty: Mapping[str, Tensor] | None = None,
+) -> HeadedNetwork:
+    settings = (known.time_argument, known.parameterisation, known.learned_range, empty)
     return HeadedNetwork(Backbone.of(unet), known.schedule, heads, *settings).eval()
 
 

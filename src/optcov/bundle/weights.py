@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from optcov import storage
+from optcov.bundle.conditions import check_classes, check_empty
 from optcov.bundle.errors import BundleError
 from optcov.networks import Head, build_head, head_config
+from optcov.networks.classes import LABELS
 from optcov.networks.unet_config import (
     BUILDING_ERRORS,
     MAX_CHANNELS,
@@ -60,8 +62,14 @@ def _config(unet: nn.Module) -> dict[str, Any]:
     return config | {"_class_name": type(unet).__name__}
 
 
-def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: bool) -> None:
-    """Refuse a network that does not turn images of this shape into noise; it is looked at without memory."""
+def check_images(
+    unet: nn.Module,
+    image_shape: tuple[int, ...],
+    learned_range: bool,
+    classes: int | None = None,
+    empty_condition: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Refuse a network that does not turn images of this shape into noise, by its classes; it takes no memory."""
     config: Any = unet.config
     channels, found = image_shape[0], (config.in_channels, config.out_channels)
     outputs = channels * (2 if learned_range else 1)
@@ -70,10 +78,17 @@ def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: b
             f"images of {channels} channels need a network with {channels} inputs and {outputs} outputs, but this one "
             f"has {found[0]} and {found[1]}"
         )
-    if config.class_embed_type is not None or config.num_class_embeds is not None:
-        raise BundleError("the network is conditional on a class; a bundle holds unconditional ones")
+    if config.class_embed_type is not None:
+        raise BundleError(
+            f"the network embeds classes by {str(config.class_embed_type)[:50]!r}; a bundle holds networks with a "
+            f"table of classes (num_class_embeds), or without classes"
+        )
+    empty = empty_condition or {}
+    check_classes(classes, empty, unet)
+    check_empty(empty, unet)
+    told = {**({} if classes is None else {LABELS: torch.zeros(1, dtype=torch.int64)}), **empty}
     try:
-        check_computes(without_memory(unet), image_shape)
+        check_computes(without_memory(unet), image_shape, told)
     except ValueError as error:
         raise BundleError(f"the network does not fit: {error}") from error
 

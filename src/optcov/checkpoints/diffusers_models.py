@@ -100,8 +100,8 @@ def imported_unet(
     """A UNet2DModel with the schedule it was trained on; its times count from 0 as in diffusers."""
     kind = type(unet).__name__
     if kind not in CLASSES:
-        raise CheckpointError(f"{source}: its network is a {kind}, not an unconditional {CLASSES[0]}")
-    _refuse_conditional(unet.config, f"{source}: ")
+        raise CheckpointError(f"{source}: its network is a {kind}, not a {CLASSES[0]}")
+    _refuse_embeddings(unet.config, f"{source}: ")
     height, width = _sides(image_size or unet.config["sample_size"])
     return ImportedModel(
         unet=unet,
@@ -114,9 +114,13 @@ def imported_unet(
     )
 
 
-def _refuse_conditional(config: Any, where: str = "") -> None:
-    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
-        raise CheckpointError(f"{where}it is conditional on a class; only unconditional networks can be imported")
+def _refuse_embeddings(config: Any, where: str = "") -> None:
+    found = config.get("class_embed_type")
+    if found is not None:
+        raise CheckpointError(
+            f"{where}it embeds classes by {str(found)[:50]!r}; only networks with a table of classes "
+            f"(num_class_embeds) or without classes can be imported"
+        )
 
 
 def _refuse_part(path: Path) -> None:
@@ -177,8 +181,8 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
     config = _read_config(path / "config.json")
     kind = config.get("_class_name") if isinstance(config, dict) else None
     if kind not in CLASSES:
-        raise CheckpointError(f"config.json describes {kind!r}, which is not an unconditional {CLASSES[0]}")
-    _refuse_conditional(config)
+        raise CheckpointError(f"config.json describes {kind!r}, which is not a {CLASSES[0]}")
+    _refuse_embeddings(config)
     loader = PaperUNet if kind == "PaperUNet" else UNet2DModel
     left_out = _check_config(path, config, loader)
     try:  # mismatches are let through here so that the report lists them all

@@ -65,6 +65,10 @@ def command(
     schedule: str | None = typer.Option(
         None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
     ),
+    empty_class: int | None = typer.Option(
+        None, min=0, help="Class of a foreign network that stands for no class; runs and bundles tell it themselves."
+    ),
+    empty_share: float = typer.Option(0.1, help="Share of images fitted without their label, for guidance."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace a bundle or an unfinished fit of other settings."

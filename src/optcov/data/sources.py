@@ -107,6 +107,7 @@ def _load_directory(path: Path, split: str) -> tuple[ImageSet, bool]:
     batches = find_batches(path, split)
     if batches is not None:
         return load_cifar(batches, split), True
-    if all((path / part).is_dir() for part in ("train", "test")):
-        return load_folder(path / split), True
+    parts = [path / "train", path / "test"]
+    if all(part.is_dir() for part in parts):
+        return load_folder(path / split, parts), True
     return load_folder(path), False

@@ -22,10 +22,10 @@ from optcov.bundle import Bundle
 from optcov.bundle.directory import check_path
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.fitting.batches import Batches, Conditioned
+from optcov.fitting.batches import Batches, Conditioned, step_generator
 from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
-from optcov.fitting.conditions import open_parts
+from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
@@ -51,6 +51,8 @@ class FitSettings:
     checkpoint_every and the score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
     times, measure_images: where and on how many images the numbers per time are measured; 0 times are all of a
     discrete schedule, 0 images take the numbers from the fit's own samples. half: round a new network to float16.
+    empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
+    empty_share: share of images that are fitted without their condition, where the network knows an empty one.
     """
 
     images: int = 4096  # of a closed-form fit
@@ -70,6 +72,8 @@ class FitSettings:
     half: bool = True
     flip: bool = True
     seed: int = 0
+    empty_class: int | None = None
+    empty_share: float = 0.1
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> FitSettings:
@@ -95,6 +99,12 @@ class FitSettings:
         for name in ("paper_exact", "time_weighted", "half", "flip"):
             if not isinstance(getattr(self, name), bool):
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is not a switch; pass True or False")
+        if self.empty_class is not None and (not is_whole(self.empty_class) or self.empty_class < 0):
+            raise TrainingError(
+                f"empty_class = {self.empty_class!r} is no class; pass a whole number, or None for none"
+            )
+        if not isinstance(self.empty_share, float | int) or not 0 <= self.empty_share <= 1:
+            raise TrainingError(f"empty_share = {self.empty_share!r} is no share; pass a number from 0 to 1")
         if not isinstance(self.learning_rate, float | int) or not 0 < self.learning_rate < math.inf:
             raise TrainingError(f"learning_rate = {self.learning_rate!r} is not a positive number")
         if self.score_samples and self.kind != "residual":
@@ -115,12 +125,14 @@ class FitPlan:
         condition: Mapping[str, Tensor] | None = None,
     ):
         self.settings = settings = settings or FitSettings()
-        opened = open_model(model, schedule, settings.half)
+        opened = open_model(model, schedule, settings.half, settings.empty_class)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
         bundle.check_loadable()
         taken = (bundle.image_shape, bundle.data_range, bundle.name)
-        self.train, self.test = open_parts(data, condition, settings.calibration_samples > 0, *taken)
+        train, test = open_parts(data, condition, settings.calibration_samples > 0, *taken)
+        self.train = self._told(train, "train")
+        self.test = None if test is None else self._told(test, "test")
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
@@ -142,6 +154,10 @@ class FitPlan:
         self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
         self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
 
+    def _told(self, part: Part, name: str) -> Part:
+        generator = step_generator(self.settings.seed, f"empty condition of {name}", 0)
+        return told_to(self.bundle, part, self.settings.empty_share, generator)
+
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the bundle."""
@@ -154,7 +170,8 @@ class FitPlan:
         measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
         return (
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}, measures "
+            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
+            f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
             f"{measured if settings.measure_images else 'nothing more'}"
         )
 

@@ -18,6 +18,7 @@ from optcov.checkpoints.diffusers_models import import_pipeline, imported_unet, 
 from optcov.fitting.config import TrainingError
 from optcov.fitting.stage1 import make_schedule
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument
+from optcov.networks.classes import LABELS
 from optcov.schedule import Schedule
 
 # files by which a directory tells its schedule
@@ -27,11 +28,24 @@ TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/s
 Model = Any  # a directory, a bundle, a diffusers pipeline, or (unet, schedule[, prediction type])
 
 
-def open_model(model: Model, schedule: str | Schedule | None = None, half: bool = False) -> Bundle:
+def open_model(
+    model: Model, schedule: str | Schedule | None = None, half: bool = False, empty_class: int | None = None
+) -> Bundle:
     """Open what a user has as a bundle: see `open_predictor` for directories.
 
-    A network in memory is shared, not copied, unless half rounds its weights.
+    A network in memory is shared, not copied, unless half rounds its weights. empty_class: the entry of its table of
+    classes that stands for no class, which a foreign network does not tell.
     """
+    found = _open(model, schedule, half)
+    if empty_class is None:
+        return found
+    known = found.empty_condition.get(LABELS)
+    if known is not None and int(known) != empty_class:
+        raise TrainingError(f"empty_class = {empty_class}, but {found.name} has the empty class {int(known)} already")
+    return found if known is not None else found.with_empty_class(empty_class)
+
+
+def _open(model: Model, schedule: str | Schedule | None, half: bool) -> Bundle:
     if isinstance(model, str | Path):
         return open_predictor(check_path(model), schedule, half)
     if isinstance(model, Bundle):
@@ -123,4 +137,20 @@ def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> B
         Backbone.of(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
     ).eval()
     bundle = Bundle(network, (config.in_channels, *sides), name=name, provenance={"stage1": run})
+    if (classes := _classes_of(run, name)) != (0 if bundle.classes is None else bundle.classes - 1):
+        raise TrainingError(
+            f"{name}: run.json tells of {classes} classes, for which the network has {bundle.classes or 0} entries; it "
+            f"needs one more than classes, or none"
+        )
+    if classes:
+        bundle = bundle.with_empty_class(classes)  # as `optcov train` makes them
     return bundle.with_float16_weights() if half else bundle
+
+
+def _classes_of(run: dict[str, Any], name: str) -> int:
+    """Classes that a run was trained on; 0 for none."""
+    network = run.get("network")
+    classes = network.get("classes", 0) if isinstance(network, dict) else 0
+    if type(classes) is not int or classes < 0:
+        raise TrainingError(f"{name}: run.json tells of {str(classes)[:50]!r} classes, which is no number of them")
+    return classes

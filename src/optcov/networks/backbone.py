@@ -93,6 +93,11 @@ class Backbone(nn.Module):
         """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
         if condition:
             self._check_names(condition)
+        elif isinstance(getattr(self.module, "class_embedding", None), nn.Module):
+            raise ValueError(
+                f"this {type(self.module).__name__} is conditional on a class, but no class is told; pass the "
+                f'condition "class_labels", a tensor with a whole number per image'
+            )
         weight = next(self.module.parameters(), x)
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too

@@ -17,6 +17,12 @@ from torch import Tensor, nn
 
 MAX_LAYERS = 64  # per block, and blocks per network
 MAX_CHANNELS = 2**14
+MAX_CLASSES = 2**20
+LARGEST = {
+    "layers_per_block": MAX_LAYERS,
+    "num_layers": MAX_LAYERS,
+    "num_class_embeds": MAX_CLASSES,
+}  # else MAX_CHANNELS
 PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what weights are stored as
 BUILDING_ERRORS = (  # by what diffusers' constructors and forward passes fail on settings that do not fit each other
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError, RuntimeError),
@@ -49,7 +55,7 @@ def check_settings(unet_class: Any, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in known:
             raise ValueError(f"{name[:80]!r} is a setting that {unet_class.__name__} does not know")
-        largest = MAX_LAYERS if name in ("layers_per_block", "num_layers") else MAX_CHANNELS
+        largest = LARGEST.get(name, MAX_CHANNELS)
         values = value if isinstance(value, list | tuple) else [value]
         if len(values) > MAX_LAYERS or not all(_is_small(part, largest) for part in values):
             raise ValueError(f"{name} = {str(value)[:80]} is larger than any network here")
@@ -58,11 +64,15 @@ def check_settings(unet_class: Any, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} = {str(value)[:80]!r} is of the wrong type; it must be {wanted}")
 
 
-def check_computes(unet: nn.Module, image_shape: Sequence[int]) -> None:
-    """Raise a ValueError if a U-Net without memory (on "meta") cannot compute an image (C, H, W); costs no memory."""
+def check_computes(unet: nn.Module, image_shape: Sequence[int], condition: Mapping[str, Tensor] | None = None) -> None:
+    """Raise a ValueError if a U-Net without memory (on "meta") cannot compute an image (C, H, W); costs no memory.
+
+    condition: what it takes besides, each (1, ...).
+    """
+    told = {name: value.to("meta") for name, value in (condition or {}).items()}
     try:
         with torch.device("meta"), torch.no_grad():
-            output = unet(torch.empty(1, *image_shape), torch.empty(1)).sample
+            output = unet(torch.empty(1, *image_shape), torch.empty(1), **told).sample
         if output.shape[2:] != tuple(image_shape[1:]):
             raise ValueError(f"its output is {tuple(output.shape[2:])}")
     except BUILDING_ERRORS as error:
