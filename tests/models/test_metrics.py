@@ -353,7 +353,7 @@ def test_only_the_well_known_inception_network_is_called_fid(tmp_path: Path, mon
     assert extractor.distance == "FID"
     grey = images(5)
     assert torch.allclose(extractor.features(grey), grey.images.double().mean((2, 3)).expand(-1, 3))
-    for name in ("inception", "resnet", "fashion:x"):
+    for name in ("inception:", "resnet", "fashion:x"):
         with pytest.raises(MetricError, match="unknown feature extractor"):
             find_extractor(name)
 

@@ -73,12 +73,18 @@ def open_source(
             statistics = statistics_from(arrays, Path(source))
             check_same_features(statistics, extractor.identity, source)
             return OpenSource(lambda: statistics, statistics.dimension, statistics=True)
+    images = load_images(source, extractor)
+    return OpenSource(lambda: extractor.features(images), _dimension(extractor, images.shape))
+
+
+def load_images(source: str, extractor: Extractor) -> data.ImageSet:
+    """Images that an extractor takes, enough for a distance; #train or #test at the end of a source is a split."""
     name, _, split = source.rpartition("#")
     images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")
     extractor.check(images.shape, source)
     if len(images) < LEAST_IMAGES:
         raise MetricError(f"{source} has {len(images)} images, too few for a distance; use at least {LEAST_IMAGES}")
-    return OpenSource(lambda: extractor.features(images), _dimension(extractor, images.shape))
+    return images
 
 
 def _open_bundle(
