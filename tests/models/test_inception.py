@@ -1,4 +1,4 @@
-"""FID's network out of the optional package, and the two ways to resize; what needs the package is skipped without it."""
+"""FID's network out of the optional package, and the two ways to resize; skipped is what needs the package."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_line import CommandLine
 from torch import Tensor, nn
 
+from command_line import CommandLine
 from optcov.data import ImageSet
 from optcov.metrics import MetricError, find_extractor, inception
 from optcov.metrics.inception import InceptionFeatures, find_weights, like_tensorflow, read_network
@@ -112,18 +112,15 @@ def test_grey_images_have_three_equal_channels_and_the_names_tell_the_convention
     assert float((extractors[2].features(grey) - found).abs().max()) > 1e-2
 
 
-class _Stem(nn.Module):
-    """The 64 features of torchmetrics: the mean of the first maximum pool."""
+class Features(nn.Module):
+    """For torchmetrics: all 2,048 features, or its 64, the mean of the first maximum pool."""
 
-    num_features = 64
-
-    def __init__(self, network: InceptionFeatures, whole: bool):
+    def __init__(self, network: InceptionFeatures, num_features: int):
         super().__init__()
-        self.network, self.whole = network, whole
-        self.num_features = inception.FEATURES if whole else 64
+        self.network, self.num_features = network, num_features
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.whole:
+        if self.num_features == inception.FEATURES:
             return self.network(images)
         parts = [self.network.stem((part.float() - 128) / 128).mean((2, 3)) for part in images.split(16)]
         return torch.cat(parts)
@@ -132,22 +129,25 @@ class _Stem(nn.Module):
 @installed
 @pytest.mark.long
 def test_published_examples_of_torchmetrics_come_out(network: InceptionFeatures) -> None:
-    """FID of 64 features 12.7202, KID (0.0337, 0.0023), as the documentation of torchmetrics has them."""
+    """FID of 64 features 12.7202, KID (0.0337, 0.0023), as the documentation of torchmetrics 1.0 has them."""
     from torchmetrics.image.fid import FrechetInceptionDistance
     from torchmetrics.image.kid import KernelInceptionDistance
 
     torch.manual_seed(123)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kernel = KernelInceptionDistance(feature=_Stem(network, whole=True), subset_size=50)
-        frechet = FrechetInceptionDistance(feature=_Stem(network, whole=False))
-    with torch.no_grad():
-        first, second = (torch.randint(*levels, (100, 3, 299, 299), dtype=torch.uint8) for levels in ((0, 200), (100, 255)))
-        for images, real in ((first, True), (second, False)):
-            kernel.update(images, real=real)
+    for weight, _ in network._layers.values():  # its network draws initial weights before the images are drawn
+        nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:], bias=False)
+    nn.Linear(inception.FEATURES, 1008)
+    levels = ((0, 200), (100, 255))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchmetrics says that it keeps all features
+        first, second = (torch.randint(*ends, (100, 3, 299, 299), dtype=torch.uint8) for ends in levels)
+        kernel = KernelInceptionDistance(Features(network, inception.FEATURES), subset_size=50)
+        kernel.update(first, real=True)
+        kernel.update(second, real=False)
         mean, spread = kernel.compute()
-        for images, real in ((first, True), (second, False)):
-            frechet.update(images, real=real)
-    assert float(mean) == pytest.approx(0.0337, abs=1e-4)
-    assert float(spread) == pytest.approx(0.0023, abs=1e-4)
-    assert float(frechet.compute()) == pytest.approx(12.7202, abs=1e-3)
+        frechet = FrechetInceptionDistance(Features(network, 64))
+        frechet.update(first, real=True)
+        frechet.update(second, real=False)
+        distance = frechet.compute()
+    found = (float(mean), float(spread), float(distance))
+    assert found == pytest.approx((0.0337, 0.0023, 12.7202), abs=6e-5)

@@ -26,7 +26,7 @@ def command(
         raise MetricError(f"{out} must end in .npz, by which optcov frechet knows statistics; name it {out}.npz")
     extractor = find_extractor(features)
     images = load_images(data, extractor)
-    there = check_place(images, extractor, out)
+    there = check_place(images, extractor, out, rows)
     if there:
         announce(f"{out} is there already, with the statistics of these {len(images):,} images")
     else:

@@ -11,14 +11,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from optcov import storage
 from optcov.data import ImageSet
-from optcov.identity import Identity, check_unchanged, images_identity
+from optcov.identity import Identity, check_unchanged, images_identity, known_by
 from optcov.metrics.extractors import Extractor
 from optcov.metrics.statistics import FeatureStatistics, MetricError
 
@@ -46,14 +46,16 @@ def progress_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.progress.safetensors")
 
 
-def check_place(images: ImageSet, extractor: Extractor, path: Path) -> bool:
+def check_place(images: ImageSet, extractor: Extractor, path: Path, rows: int = ROWS) -> bool:
     """Whether the file is there already and holds the statistics of these images; other statistics are refused."""
     if not path.exists():
         storage.require_writable(path)
         return False
     there = FeatureStatistics.load(path)
-    if (there.images, there.features) != (images.checksum, extractor.identity):
-        raise MetricError(f"{path} holds statistics of other images or features; remove it, or choose another file")
+    before: dict[str, Any] = {} if there.images is None else {"images": known_by(there.images, there.count)}
+    before |= {"features": there.features, "rows": 0 if there.rows is None else len(there.rows)}
+    now = {"images": images_identity(images), "features": extractor.identity, "rows": min(rows, len(images))}
+    check_unchanged(before, now, path, MetricError, remedy="remove it, or choose another file")
     return True
 
 
@@ -70,7 +72,7 @@ def gather_statistics(
 
     Yields after each batch. The same call goes on after an interruption; if the file is there already, it ends at once.
     """
-    if check_place(images, extractor, path):
+    if check_place(images, extractor, path, rows):
         return
     identity = {"images": images_identity(images), "features": extractor.identity, "rows": rows, "batch": batch}
     with storage.claim(path.with_name(f".{path.name}.lock")) as held:

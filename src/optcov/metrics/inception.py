@@ -47,7 +47,7 @@ def like_tensorflow(pixels: Tensor, size: int = SIZE) -> Tensor:
         source = torch.arange(size, device=pixels.device) * (old / size)
         lower = source.long()
         upper = (lower + 1).clamp(max=old - 1)
-        share = (source - lower).unflatten(0, (-1, 1) if axis == 2 else (1, -1))
+        share = (source - lower).reshape((-1, 1) if axis == 2 else (1, -1))
         below, above = pixels.index_select(axis, lower), pixels.index_select(axis, upper)
         pixels = below + (above - below) * share
     return pixels
@@ -76,7 +76,7 @@ class InceptionFeatures:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features (B, 2048), float32."""
-        return torch.cat([self.network(self._prepared(part)) for part in images.split(BATCH)])
+        return torch.cat([self.network(self._prepared(part)) for part in torch.split(images, BATCH)])
 
     def _prepared(self, images: Tensor) -> Tensor:
         return CONVENTIONS[self.convention](images.to(this_process().device).float())

@@ -49,7 +49,7 @@ class OpenSource:
 
     features: Callable[[], Features]
     dimension: int  # of the features
-    statistics: bool = False  # whether these are all there is, without images
+    rows: bool = True  # whether features of single images are there, which statistics need not hold
 
 
 def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Features:
@@ -72,7 +72,7 @@ def open_source(
         if {"mu", "sigma"} <= set(arrays):
             statistics = statistics_from(arrays, Path(source))
             check_same_features(statistics, extractor.identity, source)
-            return OpenSource(lambda: statistics, statistics.dimension, statistics=True)
+            return OpenSource(lambda: statistics, statistics.dimension, statistics.rows is not None)
     images = load_images(source, extractor)
     return OpenSource(lambda: extractor.features(images), _dimension(extractor, images.shape))
 

@@ -122,13 +122,13 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
     count = arrays.get("count")
     if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 1):
         raise MetricError(f"{path}: the count must be an integer of at least 1")
-    texts = [_text(arrays, name, path) for name in ("features", "images")]
+    features, images = (_text(arrays, name, path) for name in ("features", "images"))
     rows = arrays.get("rows")
     if rows is not None and rows.dtype not in (np.float16, np.float32, np.float64):
         raise MetricError(f"{path}: rows of features must be floating-point numbers, got {rows.dtype}")
     kept = None if rows is None else torch.from_numpy(rows)
     try:
-        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count), *texts, kept)
+        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count), features, images, kept)
         check_covariance(covariance)
     except MetricError as error:
         raise MetricError(f"{path}: {error}") from error
