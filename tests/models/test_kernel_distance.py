@@ -53,9 +53,9 @@ def test_it_is_unbiased_for_equal_distributions() -> None:
         assert (abs(float(values.mean())) < 3 * error) == holds
 
 
-@pytest.mark.parametrize(("shift", "most"), [(0.4, 1.3), (0.0, 1.8)])
+@pytest.mark.parametrize(("shift", "most"), [(0.4, 1.3), (0.0, 2.0)])
 def test_its_standard_error_is_the_spread_of_the_distance(shift: float, most: float) -> None:
-    """Right where the distributions differ; where they are equal, it is up to sqrt 2 too large, not too small."""
+    """Right where the distributions differ; where they are equal, it is up to twice as large, not too small."""
     found = [measure_kernel(draws(80, 6, 2 * k, shift), draws(120, 6, 2 * k + 1)) for k in range(100)]
     spread = float(torch.tensor([result.value for result in found]).std())
     error = math.sqrt(sum((result.standard_error or 0) ** 2 for result in found) / len(found))
