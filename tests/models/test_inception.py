@@ -129,7 +129,7 @@ class Features(nn.Module):
 @installed
 @pytest.mark.long
 def test_published_examples_of_torchmetrics_come_out(network: InceptionFeatures) -> None:
-    """FID of 64 features 12.7202, KID (0.0337, 0.0023), as the documentation of torchmetrics 1.0 has them."""
+    """FID of 64 features 12.7202, KID (0.0337, 0.0023), as an earlier documentation of torchmetrics has them."""
     from torchmetrics.image.fid import FrechetInceptionDistance
     from torchmetrics.image.kid import KernelInceptionDistance
 
