@@ -270,6 +270,19 @@ def test_a_network_in_half_precision_stays_so_and_its_heads_are_float32(name, dt
     torch.testing.assert_close(prediction.output, exact.output, rtol=0.05, atol=0.05 * float(exact.output.std()) + 0.02)
 
 
+def test_heads_stay_float32_when_the_network_around_them_is_halved():
+    head = ConvHead(8, 2, groups=4)
+    network = HeadedNetwork(Backbone.of(make("unet")), Schedule.flow(), {"npr": head}, parameterisation="sample")
+    nn.init.normal_(head.conv.weight, std=0.1)
+    before = head.conv.weight.detach().clone()
+    for move in (network.half, network.bfloat16, lambda: network.to(torch.bfloat16)):
+        move()
+        assert next(network.backbone.parameters()).dtype.itemsize == 2
+        assert torch.equal(head.conv.weight, before)
+    assert network(torch.randn(2, 2, 8, 8), 0.5).heads["npr"].dtype == torch.float32
+    assert network.double().heads["npr"].conv.weight.dtype == torch.float64
+
+
 def test_times_are_not_rounded_to_half_precision():
     seen = []
 

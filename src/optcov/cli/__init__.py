@@ -35,6 +35,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
     "Train one, and measure": {
         "data": "fetch Fashion-MNIST or CIFAR-10, verified by checksum",
         "train": "a noise predictor from images, resumable",
+        "statistics": "of images for distances, gathered once: FID's reference",
         "frechet": "the distance between two sets of images, or samples",
         "table": "a table of the paper on your bundle, beside the paper's numbers",
         "report": "tables, samples, variances and their errors on one HTML page",

@@ -52,7 +52,7 @@ def command(
         help="Judge each checkpoint of residual heads by the Frechet distance of so many samples; 0: the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
-    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
+    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
     times: int = typer.Option(100, min=0, help="Times at which the numbers per time are measured; 0 for every one."),
     measure_images: int = typer.Option(
         512, min=0, help="Images per time; 0 takes the numbers from the fit's own samples."

@@ -52,7 +52,7 @@ def command(
         0, help="Judge each checkpoint by the Frechet distance of so many samples and end with the best; 0: the last."
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
-    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
+    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
     json: bool = typer.Option(False, "--json", help="Print the run's settings and where its weights are as JSON."),
 ) -> None:
     """Train a noise predictor (stage 1)."""

@@ -26,7 +26,8 @@ class SquaredNoise(Covariance):
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         unit, excess = prediction.units.get("sn", "noise"), prediction.heads["sn"]
         if "sn" not in prediction.excesses:
-            excess = excess - prediction.of_heads.in_unit(unit).square()
+            own = prediction if prediction.unguided is None else prediction.of_heads
+            excess = excess - own.in_unit(unit).square()
         factor = prediction.factor(unit)
         return Diagonal((per_sample(factor, excess) if factor.ndim else factor) * excess)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -24,6 +23,7 @@ from optcov.networks.calls import CALLS, image_channels, pack, unpack
 from optcov.networks.classes import LABELS, class_entries
 
 __all__ = ["ModelMixin", "headed_class", "unwrap", "wrap"]  # from_pretrained looks here for the mixin of a class
+_HEADED: dict[Any, Any] = {}
 ENDING, READER = "WithHead", "_optcov_reader"
 
 
@@ -37,9 +37,14 @@ def __getattr__(name: str) -> Any:
     return headed_class(getattr(diffusers, base))
 
 
-@lru_cache(maxsize=32)
 def headed_class(base: Any) -> Any:
-    """The subclass of a network's class that has a head."""
+    """The subclass of a network's class that has a head; always the same one."""
+    if base not in _HEADED:
+        _HEADED[base] = _new_class(base)
+    return _HEADED[base]
+
+
+def _new_class(base: Any) -> Any:
     signature = inspect.signature(base.forward)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

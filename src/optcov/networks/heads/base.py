@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class Head(nn.Module, ABC):
         activation: Activation | None = None,
     ) -> Tensor:
         """Estimate per pixel, (B, out_channels, *D); log_snr (B,) and predicted (B, *D) serve the heads that ask."""
+        if next(self.parameters()).dtype.itemsize < 4:  # weights that were read from a file in half precision
+            self.float()
         raw = self.mix(self.last(self.inputs(features, time_embedding, activation)), log_snr)
         if self.transform == "linear":
             return raw
@@ -86,6 +89,18 @@ class Head(nn.Module, ABC):
     def squash_slope(self, raw: Tensor) -> Tensor:
         """Derivative of `squash`."""
         return torch.ones_like(raw)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Head:
+        """Move the head as torch moves modules, but never to half precision: variances are computed in float32."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            halved = moved.is_floating_point() and moved.dtype.itemsize < 4 <= tensor.dtype.itemsize
+            return tensor.to(moved.device) if halved else moved
+
+        parent: Any = super()  # torch declares no types for it
+        parent._apply(move, recurse)
+        return self
 
     def _start_at_zero(self) -> None:
         for parameter in self.last.parameters():
