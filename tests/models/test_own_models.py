@@ -150,6 +150,8 @@ def test_a_pipeline_and_a_folder_with_captions_are_fitted_on_the_command_line(tm
     tiny.write_folder(tmp_path / "pictures", tiny.CAPTIONS, 12)
     options = ["--images", 8, "--measure-images", 2, "--times", 3, "--calibration-samples", 0, "--batch-size", 4]
     run("fit", tmp_path / "model", tmp_path / "pictures", "--out", tmp_path / "bundle", *options)
+    assert not (tmp_path / "bundle.latents").exists()
+    run("sample", tmp_path / "bundle", "--n", 2, "--steps", 2, "--out", tmp_path / "samples")
     bundle = optcov.load(tmp_path / "bundle")
     assert set(bundle.empty_condition) == {"encoder_hidden_states"}
     assert bundle.sample(1, steps=2, decode=True, progress=False).shape == (1, 3, 16, 16)
@@ -164,6 +166,7 @@ def test_bad_input_on_the_command_line_is_one_sentence(tmp_path: Path, capsys: p
     assert "is told a caption of each image, but pictures" in " ".join(said.err.split())
     assert "Traceback" not in said.err
     assert not out.exists()
+    assert not (tmp_path / "bundle.latents").exists()
     assert not (tmp_path / "bundle.work").exists()
 
 

@@ -124,6 +124,10 @@ class Bundle:
         """Images in [-1, 1] of latents (n, c, h, w)."""
         return self._codec().decode(latents)
 
+    def as_images(self, x_0: Tensor) -> Tensor:
+        """What was drawn as images: decoded, if it is latents."""
+        return x_0 if self.decoder is None else self.decode(x_0)
+
     def as_latents(self, data: DataSet) -> DataSet:
         """8-bit images as latents, if the network is one of those; all other data as it is."""
         if self.decoder is None or not isinstance(data, ImageSet):

@@ -45,7 +45,8 @@ def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[
         result = drawn.get(name) or sampler.draw(range(count))
         if sampler.adaptive:
             drawn[name] = result
-        yield Drawn(sampler.method.name, K, to_8bit(result.x_0).cpu(), float(result.evaluations.double().mean()))
+        images = to_8bit(sampler.bundle.as_images(result.x_0)).cpu()
+        yield Drawn(sampler.method.name, K, images, float(result.evaluations.double().mean()))
 
 
 def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,10 @@ FIRST_SCREEN = ("out", "heads", "images", "measure_images", "batch_size", "flip"
 
 def command(
     context: typer.Context,
-    source: Path = typer.Argument(help="A DDPMPipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."),
-    data: str = typer.Argument(help="Training images, as for `optcov train`."),
+    source: Path = typer.Argument(
+        help="A diffusers pipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."
+    ),
+    data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
     heads: str = typer.Option("sn,npr,range", help="Heads to fit; none measures the numbers per time alone."),
     kind: str = typer.Option("auto", help="auto, timed, conv or residual; residual heads train by AdamW."),
@@ -76,7 +79,7 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
-    from optcov.bundle import load
+    from optcov.bundle import Bundle, load
     from optcov.bundle.description import describe
     from optcov.bundle.sampler import suggested_method
     from optcov.fitting.fit import FitPlan, FitSettings
@@ -84,8 +87,10 @@ def command(
     from optcov.processes import this_process
 
     settings = settings_of(FitSettings, context)
-    plan = FitPlan(source, data, [] if heads == "none" else names(heads), settings, schedule)
-    plan.bundle.check_target(out)
+    Bundle.check_target(out)
+    cache = out.with_name(f"{out.name}.latents")  # of models of latents; it goes with the end of the fit
+    chosen = [] if heads == "none" else names(heads)
+    plan = FitPlan(source, data, chosen, settings, schedule, cache=cache)
     tell_left_out(plan.bundle)
     run = FitRun(out, plan.identity, overwrite)
     if run.finished:
@@ -95,6 +100,8 @@ def command(
         announce(f"{'goes on with the fit that was stopped: ' if run.resumes else ''}{plan}, and writes {out}")
         with resumable(run.work):
             bundle = run.write(plan)
+            if this_process().is_main_process:
+                shutil.rmtree(cache, ignore_errors=True)
         _tell(plan, bundle)
     if not this_process().is_main_process:
         return

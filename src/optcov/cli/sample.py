@@ -204,7 +204,7 @@ def _sample(
             for start in range(0, len(share), batch_size):
                 indices = list(share[start : start + batch_size])
                 drawn = sampler.draw(indices)
-                directory.save(to_8bit(drawn.x_0), indices)
+                directory.save(to_8bit(sampler.bundle.as_images(drawn.x_0)), indices)
                 evaluations, drawn_here = evaluations + float(drawn.evaluations.sum()), drawn_here + len(indices)
                 yield indices
 
@@ -278,7 +278,7 @@ def _variance_map(sampler: Sampler, path: Path, count: int) -> None:
         if step.t == middle:
             seen.append(step.x_t)
 
-    images = to_8bit(sampler.draw(range(count), callback=remember).x_0).cpu()
+    images = to_8bit(sampler.bundle.as_images(sampler.draw(range(count), callback=remember).x_0)).cpu()
     told = sampler.condition_of(range(count), seen[0].device)
     deviations = clean_deviation(sampler.process, seen[0], middle, **told)
     draw_deviations(

@@ -59,6 +59,9 @@ def foreign_parts(
     parts = [
         None if part is None else _some(part, most) for part, most in zip(as_sets(data, held_out), wanted, strict=True)
     ]
+    for part in parts:  # before anything is encoded
+        if part is not None and model.words is not None:
+            _require_captions(model, part)
     encoded = [None if part is None else _encoded(model, part, cache, progress) for part in parts]
     first = encoded[0]
     assert first is not None
@@ -167,17 +170,21 @@ def _told(model: ImportedModel, part: DataSet, size: tuple[int, int], cache: Pat
     """A part with the condition that its captions give."""
     if model.words is None:
         return part
-    if part.captions is None:
-        raise TrainingError(
-            f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "
-            f"folder with a metadata.csv of file_name and text, or condition="
-        )
+    assert part.captions is not None
     unique = list(dict.fromkeys(part.captions))
     table = _captions(model, unique, size, cache, progress)
     places = {caption: number for number, caption in enumerate(unique)}
     index = torch.tensor([places[caption] for caption in part.captions])
     known = {name: value[index] for name, value in table.items()}
     return Conditioned(part, known)
+
+
+def _require_captions(model: ImportedModel, part: DataSet) -> None:
+    if part.captions is None:
+        raise TrainingError(
+            f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "
+            f"folder with a metadata.csv of file_name and text, or condition="
+        )
 
 
 def _captions(

@@ -145,5 +145,5 @@ def check_draws_images(bundle: Bundle) -> None:
 def _drawn(sampler: Sampler, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
     numbers = range(drawing.first, drawing.first + drawing.samples)
     shares = (numbers[start : start + drawing.batch] for start in range(0, drawing.samples, drawing.batch))
-    parts = list(watch(data.to_8bit(sampler.draw(share).x_0.cpu()) for share in shares))
+    parts = list(watch(data.to_8bit(sampler.bundle.as_images(sampler.draw(share).x_0).cpu()) for share in shares))
     return data.ImageSet(torch.cat(parts), None, f"{sampler.bundle.name}:{sampler.method.name}")
