@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from optcov.covariances import Covariance
-from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, per_sample
+from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, per_sample, sum_pixels
 from optcov.inverse.conditioning import Solver, System
 from optcov.inverse.operators import Operator
 from optcov.noise import NoiseSource
@@ -71,7 +71,7 @@ class Draws:
 class Guide(ABC):
     """One reverse step towards a measurement."""
 
-    backpropagates: bool = False  # whether each evaluation of the network is followed by a pass back
+    passes: int = 0  # back through the network, after each evaluation
     strength: ClassVar[float | None] = None  # the number that a baseline is tuned by, if there is one
 
     def __init__(self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver):
@@ -100,15 +100,18 @@ class Guide(ABC):
 class ByPosterior(Guide):
     """Conditions the posterior on the measurement, with any covariance that has one.
 
-    way: "proximal" multiplies by v; "guidance" takes the mean by the gradient through the network instead,
-    m + (beta_bar / sqrt(alpha_bar)) (d x0_hat / d x_t)^T A^T S^-1 (y - A m), where the Jacobian stands for v.
+    way: "proximal" multiplies by v. "guidance" takes the mean by gradients through the network instead: by Tweedie's
+    formula the Jacobian G = (beta_bar / sqrt(alpha_bar)) d x0_hat / d x_t is the covariance of a perfect network, and
+    m + G A^T z with (A G A^T + noise_std^2 I) z = y - A m needs no more than products with it, each a pass back. One
+    product is one step of conjugate gradients, preconditioned by v: along z = S^-1 (y - A m), as far as G allows. If v
+    is G, that is exact. Further steps made samples of a trained network worse: its Jacobian is no covariance.
     """
 
     def __init__(
         self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, way: str = "proximal"
     ):
         super().__init__(process, operator, noise_std, solver)
-        self.way, self.backpropagates = way, way == "guidance"
+        self.way, self.passes = way, int(way == "guidance")
 
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
         if self.way == "guidance":
@@ -125,18 +128,27 @@ class ByPosterior(Guide):
             at = x_t.detach().requires_grad_()
             prediction = self.process.predict(at, t, **condition)
             clean = prediction.clean
-        posterior = self.process.posterior_from(prediction)
-        mean, covariance = posterior.mean.detach(), _detached(posterior.covariance)
+        posterior = self.process.posterior_from(_detached(prediction))
+        mean, covariance = posterior.mean, posterior.covariance
         system = self._system(covariance, mean)
-        pull = self.operator.adjoint(system.solve(y - self.operator.apply(mean)))
-        (gradient,) = torch.autograd.grad(clean, at, pull.to(clean.dtype))
+        residual = y - self.operator.apply(mean)
+        z = system.solve(residual)
+        (gradient,) = torch.autograd.grad(clean, at, self.operator.adjoint(z).to(clean.dtype))
         signal, spread = self.process.forward.levels(t)
-        mean = mean + per_sample(spread.square() / signal, mean) * gradient
+        move = per_sample(spread.square() / signal, gradient) * gradient
+        mean = mean + self._length(z, residual, move) * move
         # the spread about that mean is the conditioned covariance: a draw about 0, given a measurement of 0
         about_zero = Gaussian(torch.zeros_like(mean), covariance)
         deviation = system.conditioned_draw(about_zero, torch.zeros_like(y), draws.clean(), draws.measured())
         self._count(system, 2, len(x_t))
         return mean + deviation
+
+    def _length(self, z: Tensor, residual: Tensor, move: Tensor) -> Tensor:
+        """How far to go along G A^T z: to the least error of the linear system, and no farther than z itself says."""
+        product = self.operator.apply(move) + self.noise_std**2 * z
+        wanted, curvature = sum_pixels(z * residual), sum_pixels(z * product)
+        length = torch.where(curvature > wanted, wanted / curvature, 1.0)
+        return length.reshape(-1, *[1] * (move.ndim - 1))
 
 
 @final
@@ -144,7 +156,7 @@ class DPS(Guide):
     """DDPM's own step, then a step down the gradient of |y - A x0_hat|, of a length that one tunes."""
 
     strength = 1.0
-    backpropagates = True
+    passes = 1
 
     def __init__(
         self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, strength: float = 1.0
@@ -159,14 +171,15 @@ class DPS(Guide):
             distance = (y - self.operator.apply(clean)).flatten(1).norm(dim=1)
             (gradient,) = torch.autograd.grad(distance.sum(), at)
         x_s = self._carried(self.process.bounds.clip(clean.detach()), x_t, t, s, draws)
-        return x_s - self.scale * gradient
+        guided: Tensor = x_s - self.scale * gradient
+        return guided
 
 
 @final
 class PiGDM(Guide):
     """DDIM's step with eta = 1, plus sqrt(alpha_bar_t) times the gradient that the guess of one number gives."""
 
-    backpropagates = True
+    passes = 1
 
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
         with torch.enable_grad():
@@ -180,7 +193,8 @@ class PiGDM(Guide):
         (gradient,) = torch.autograd.grad(clean, at, pull.to(clean.dtype))
         self._count(system, 1, len(x_t))
         signal, _ = self.process.forward.levels(t)
-        return self._carried(mean, x_t, t, s, draws) + float(guess * signal) * gradient
+        guided: Tensor = self._carried(mean, x_t, t, s, draws) + float(guess * signal) * gradient
+        return guided
 
 
 @final
@@ -211,7 +225,8 @@ class DiffPIR(Guide):
         return signal_s * x_0 + spread_s * mixed
 
 
-def _detached(covariance: CovarianceShape) -> CovarianceShape:
-    """The same without gradient."""
-    fields = {name: value.detach() if isinstance(value, Tensor) else value for name, value in vars(covariance).items()}
-    return type(covariance)(**{name: value for name, value in fields.items() if not name.startswith("_")})
+def _detached(prediction: Prediction) -> Prediction:
+    """The same without gradient, heads and all."""
+    heads = {name: head.detach() for name, head in prediction.heads.items()}
+    units, excesses = prediction.units, prediction.excesses
+    return replace(prediction.detach(), x_t=prediction.x_t.detach()).with_heads(heads, units, excesses)

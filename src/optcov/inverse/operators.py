@@ -115,9 +115,7 @@ class Mask(Operator):
         """Hide a box of pixels, and see the others."""
         shape = check_image(shape)
         rows, columns = shape[-2:]
-        inside = (
-            top >= 0 and left >= 0 and height > 0 and width > 0 and top + height <= rows and left + width <= columns
-        )
+        inside = min(top, left) >= 0 < min(height, width) and top + height <= rows and left + width <= columns
         if not all(map(is_whole, (top, left, height, width))) or not inside:
             raise ValueError(
                 f"a box of {height} x {width} pixels at row {top}, column {left} does not lie inside {rows} x {columns}"
@@ -138,7 +136,8 @@ class Mask(Operator):
     def apply(self, x: Tensor) -> Tensor:
         return self.mask.to(x) * x
 
-    adjoint = apply
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self.apply(y)
 
     def diagonal(self, variance: Tensor) -> Tensor:
         return self.mask.to(variance) * variance
@@ -274,7 +273,7 @@ class Composition(Operator):
 
 
 def distance_to_range(operator: Operator, y: Tensor, iterations: int = 200) -> Tensor:
-    """The relative distance of measurements to {A x}, (B,), by least squares: conjugate gradients on A^T A x = A^T y."""
+    """The relative distance of measurements to all A x, (B,), by least squares: A^T A x = A^T y."""
     y = y.double()
     x = torch.zeros(len(y), *operator.shape, dtype=torch.float64)
     left = y.clone()

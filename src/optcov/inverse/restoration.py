@@ -49,7 +49,7 @@ class Restoration:
         """Header and rows, for the eye."""
         count = self.samples.shape[int(self.batched)]
         images = len(self.samples) if self.batched else 1
-        rows = [
+        rows: list[tuple[str, ...]] = [
             ("method", self.method),
             ("operator", self.operator.name),
             ("images x samples", f"{images} x {count}"),

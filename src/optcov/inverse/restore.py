@@ -55,10 +55,11 @@ def restore(
     prior: a bundle, or a ReverseProcess, whose own covariance counts unless a method is named. noise_std: standard
     deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
     "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
-    way: "proximal" multiplies by the covariance; "guidance" also goes back through the network, at about three times
-    the cost. strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes by name,
-    each a tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and sample j of
-    measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they are needed.
+    way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
+    three times the cost. strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes
+    by name, each a tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and
+    sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they
+    are needed.
 
     >>> import optcov, torch
     >>> from optcov.inverse import Mask, restore
@@ -99,7 +100,7 @@ def restore(
         measurement=batch[0].cpu() if single else batch.cpu(),
         residual=residual[0] if single else residual,
         evaluations=len(times),
-        gradients=len(times) if guide.backpropagates else 0,
+        gradients=len(times) * guide.passes,
         unsolved=guide.unsolved / max(guide.solved, 1),
         operator=operator,
         noise_std=noise_std,
@@ -219,8 +220,8 @@ def _all_steps(
 def _residual(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
     """Root mean square of y - A x over what is measured, (B, S)."""
     seen = operator.seen.to(samples)
-    left = y.unsqueeze(1) - operator.apply(samples.flatten(0, 1)).unflatten(0, samples.shape[:2])
-    return ((seen * left).flatten(2).square().sum(-1) / seen.sum()).sqrt()
+    left = y.unsqueeze(1) - operator.apply(samples.flatten(0, 1)).reshape(*samples.shape[:2], *y.shape[1:])
+    return torch.sqrt((seen * left).flatten(2).square().sum(-1) / seen.sum())
 
 
 def _check_noise(noise_std: float) -> float:

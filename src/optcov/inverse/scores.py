@@ -33,7 +33,7 @@ def coverage(samples: Tensor, truth: Tensor, level: float) -> Tensor:
 
 
 def crps(samples: Tensor, truth: Tensor) -> Tensor:
-    """Continuous ranked probability score per pixel, (B, *D): E|X - x| - E|X - X'| / 2, without bias; less is better."""
+    """Continuous ranked probability score per pixel, (B, *D): E|X - x| - E|X - X'| / 2; less is better."""
     _check(samples[:, 0], truth)
     count = samples.shape[1]
     if count < 2:
