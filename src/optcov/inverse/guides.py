@@ -222,7 +222,8 @@ class DiffPIR(Guide):
         signal_s, spread_s = (float(level) for level in self.process.forward.levels(s))
         implied = (x_t - signal * x_0) / spread
         mixed = (1 - self.KEPT_NOISE) ** 0.5 * implied + self.KEPT_NOISE**0.5 * draws.bridge()
-        return signal_s * x_0 + spread_s * mixed
+        x_s: Tensor = signal_s * x_0 + spread_s * mixed
+        return x_s
 
 
 def _detached(prediction: Prediction) -> Prediction:
