@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from optcov import storage
-from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, SPECTRA, TRAJECTORIES, UNET, Bundle
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
+from optcov.bundle.spectra import Spectra
 from optcov.bundle.weights import check_images, load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel
 from optcov.data.arrays import load_npz
@@ -92,6 +93,7 @@ def _load(directory: Path) -> Bundle:
         noise_caps=config.noise_caps,
         provenance=_load_provenance(directory / PROVENANCE),
         fingerprint=weights,
+        spectra=_load_spectra(directory / SPECTRA, config),
     )
 
 
@@ -123,6 +125,14 @@ def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
         numbers = NumbersPerTime.from_tensors(tensors)
         schedule.check_times(numbers.times)
     return numbers
+
+
+def _load_spectra(path: Path, config: BundleConfig) -> Spectra | None:
+    if not path.exists():
+        return None
+    tensors, _ = storage.read_tensors(path)
+    with _naming(path):
+        return Spectra.from_tensors(tensors).check_fits(config.image_shape, config.schedule)
 
 
 def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:

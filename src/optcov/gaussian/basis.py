@@ -61,6 +61,9 @@ class Basis:
         return power if self.channels is None else _mixed(power, self.channels.mT.square())
 
 
+PLAIN = Basis()  # channels apart
+
+
 def cosine_matrix(n: int) -> Tensor:
     """D_n, (n, n), float64: row k is the frequency k."""
     k, i = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
