@@ -27,9 +27,10 @@ class ReverseProcess:
     """A network, a forward process and a covariance, which together give the reverse step.
 
     covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" | "npr" | "range" | "spectral" |
-    "npr_correlated" | "sn_correlated", the matrix forms "sn_full" | "npr_full", or a covariance object. "analytic" takes
-    mean_square_noise, "npr_isotropic" takes mean_square_residual: a tensor of length N + 1, or a callable of t. "spectral",
-    "npr_correlated" and "sn_correlated" take a spectrum: a callable of t that gives powers (*D), or a Spectrum.
+    "npr_correlated" | "sn_correlated", the matrix forms "sn_full" | "npr_full", or a covariance object. "analytic"
+    takes mean_square_noise, "npr_isotropic" takes mean_square_residual: a tensor of length N + 1, or a callable of t.
+    "spectral", "npr_correlated" and "sn_correlated" take a spectrum: a callable of t that gives powers (*D), or a
+    Spectrum.
 
     data_range: x0_hat is clipped to it, and v to [0, (half its width)^2]. None: neither, only v >= 0 holds.
     clip_mean=False bounds v all the same, but clips x0_hat in the last step only.

@@ -95,7 +95,11 @@ def calibrate_all(
         if progress is not None:
             progress(number, count)
     final = network.schedule.final_time
-    return {head: _pool(torch.cat(times), *torch.cat(found, 1), final, parts) for head, found in pairs.items()}
+    pooled = {}
+    for head, found in pairs.items():
+        predicted, measured = torch.cat(found, 1)
+        pooled[head] = _pool(torch.cat(times), predicted, measured, final, parts)
+    return pooled
 
 
 def calibration_batches(samples: int, batch_size: int = 64) -> int:

@@ -19,7 +19,7 @@ from optcov.bundle import Spectra
 from optcov.bundle.spectra import banded, noise_levels, packed, unbanded
 from optcov.covariances import BySpectrum, Covariance, Example
 from optcov.fitting.config import TrainingError
-from optcov.gaussian import Basis
+from optcov.gaussian import PLAIN
 from optcov.schedule import Schedule
 from optcov.storage import StorageError, read_tensors, write_tensors
 
@@ -49,7 +49,7 @@ class SpectrumMeter:
         """Sums over the samples of an example, by name: powers, with those between channels if they are mixed."""
         found = {}
         for name, kind in self.kinds.items():
-            y = Basis().transform(kind.normalised(example).double())
+            y = PLAIN.transform(kind.normalised(example).double())
             product = torch.einsum("ba...,bc...->ac...", y, y) if self.mixes else y.square().sum(0, keepdim=True)
             found[name] = banded(product.cpu(), self.image_shape)
         return found
@@ -114,7 +114,8 @@ def local_fit(levels: Tensor, values: Tensor, wanted: Tensor, width: float, degr
     gram = columns.mT @ (weights.unsqueeze(-1) * columns)
     ridge = 1e-9 * gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(degree + 1, dtype=levels.dtype)
     right = columns.mT @ (weights * values).unsqueeze(-1)
-    return torch.linalg.solve(gram + ridge, right)[:, 0, 0]
+    solved: Tensor = torch.linalg.solve(gram + ridge, right)
+    return solved[:, 0, 0]
 
 
 def _kernel(levels: Tensor, wanted: Tensor, width: float) -> Tensor:
@@ -136,7 +137,7 @@ def _mixture(means: Tensor) -> Tensor:
     """Rows that make channels uncorrelated on average, (C, C): of residuals (T, C, C, *bands), each time alike."""
     among = means.flatten(3).mean(3)
     total = (among / among.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]).mean(0)
-    vectors = torch.linalg.eigh((total + total.mT) / 2).eigenvectors.mT.flip(0)
+    vectors: Tensor = torch.linalg.eigh((total + total.mT) / 2).eigenvectors.mT.flip(0)
     signs = torch.where(vectors.sum(1, keepdim=True) < 0, -1.0, 1.0)
     return (signs * vectors).contiguous()
 

@@ -105,7 +105,8 @@ class Correlated:
     @property
     def over(self) -> tuple[int, ...]:
         """The shape that a mean must be broadcastable to."""
-        return tuple(torch.broadcast_shapes(self.variance.shape, self.spectrum.shape))
+        pairs = zip(self.variance.shape, self.spectrum.shape, strict=True)
+        return tuple(max(sizes) for sizes in pairs)
 
     @cached_property
     def _scale(self) -> Tensor:

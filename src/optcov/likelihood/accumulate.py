@@ -160,6 +160,7 @@ class TimeColumn:
         """A covariance's statistic u of each pixel, (B, *D), if that is enough, and its covariance of the last step."""
         prediction, bounds = seen.prediction, self._bounds()
         posterior = covariance.posterior(prediction, bounds)
+        statistic: Tensor | None
         if covariance.structure == "range":
             bridge = self._sums.process.forward.bridge(seen.t, 0)
             own = covariance.step(prediction, posterior, bridge, prediction.x_t).covariance

@@ -1,7 +1,7 @@
 """Costs of a covariance that correlates pixels, at the nodes of a time's profile.
 
-Its step is gamma^2 (v + a I) in its own way, for v the second moment and a = lambda^2 / gamma^2 of the step: a function of
-a alone, also in the fast form of `gaussian.Correlated`. So one evaluation of the network serves every s here, too: the
+Its step is gamma^2 v.affine(1, a), for v the second moment and a = lambda^2 / gamma^2 of the step: a function of a
+alone, also in the fast form of `gaussian.Correlated`. So one evaluation of the network serves every s here, too. The
 cost is computed exactly at each node in a, image by image, and interpolated between them as that of all others is.
 """
 
@@ -21,8 +21,8 @@ from optcov.likelihood.profile import Nodes
 class NodeSums:
     """Sums over images at the nodes, by group of images: (1 + E, G, n), as `profile` has them.
 
-    A alone, which vanishes with v / a, would be a difference of large numbers; A + B/2 and B/2 are kept in the places of
-    A and B, whose logarithms are as smooth.
+    A alone, which vanishes with v / a, would be a difference of large numbers. A + B/2 and B/2 are kept in the places
+    of A and B; their logarithms are as smooth.
     """
 
     def __init__(self, nodes: Nodes, groups: int, error_terms: int):

@@ -17,7 +17,7 @@ from torch import Tensor
 from optcov.canvas import new_figure, save
 from optcov.covariances import BySpectrum, Example, Spectrum, find_covariance
 from optcov.forward import ForwardProcess
-from optcov.gaussian import Basis
+from optcov.gaussian import PLAIN
 from optcov.methods import METHODS, draw
 from optcov.oracle import GaussianMixture
 from optcov.prediction import Prediction
@@ -92,7 +92,7 @@ def residual_powers(schedule: Schedule, covariance: str, t: Time) -> Tensor:
     prediction = Prediction.of(DATA.network(schedule)(x_t, t), x_t, t, *schedule.levels(t))
     times = torch.full((len(x_0),), float(t), dtype=torch.float64)
     residual = kind.normalised(Example(prediction, x_0, noise, times, ForwardProcess(schedule)))
-    return Basis().transform(residual).square().mean(0)
+    return PLAIN.transform(residual).square().mean(0)
 
 
 def _noisy(schedule: Schedule, t: Time) -> tuple[Tensor, Tensor, Tensor]:
