@@ -71,12 +71,16 @@ class FitEstimate:
     evaluations: int
     seconds: float  # of the network
     bytes: int  # of features that are kept between the passes of a closed-form fit
+    full: bool = False  # whether there are more than fit
 
     def __str__(self) -> str:
         minutes = self.seconds / 60
         span = f"{minutes:.0f} minutes" if minutes >= 2 else f"{self.seconds:.0f} seconds"
         kept = f", and keeps {self.bytes / 1e9:.2g} GB of features in memory" if self.bytes else ""
-        return f"makes {self.evaluations:,} network evaluations, about {span} on this machine{kept}"
+        more = (
+            "; as more do not fit, each pass of the fit runs the network again: use fewer images" if self.full else ""
+        )
+        return f"makes {self.evaluations:,} network evaluations, about {span} on this machine{kept}{more}"
 
 
 @torch.no_grad()
@@ -92,4 +96,4 @@ def estimate(plan: FitPlan, cache_bytes: int) -> FitEstimate:
     each = features.nbytes // len(batch.x_0)
     kept = min(cache_bytes, each * plan.settings.images) if plan.closed_form else 0
     count = evaluations(plan)
-    return FitEstimate(count, seconds / len(batch.x_0) * count, kept)
+    return FitEstimate(count, seconds / len(batch.x_0) * count, kept, plan.closed_form and kept == cache_bytes)
