@@ -53,9 +53,8 @@ def bound(bundle_directory: str, data: str, images: int, first: int, steps: int,
     correlated, diagonal = bits.get("sn_correlated"), bits.get("sn")
     if correlated is not None and diagonal is not None:
         difference = correlated - diagonal
-        print(
-            f"sn_correlated from sn {float(difference.mean()):+.4f} +- {float(difference.std()) / math.sqrt(images):.4f}"
-        )
+        error = float(difference.std()) / math.sqrt(images)
+        print(f"sn_correlated from sn {float(difference.mean()):+.4f} +- {error:.4f}")
 
 
 def step(batch: int, repeats: int, threads: int) -> None:

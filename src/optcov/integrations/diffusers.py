@@ -40,6 +40,11 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
         bundle = bundle.with_schedule(Schedule.linear())
     bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
+    if find_covariance(row.covariance or "").spectrum is not None:
+        raise ValueError(
+            f"{row.name} correlates pixels by a spectrum, which a scheduler's config cannot hold; sample by "
+            f"bundle.sample(n, method={row.name!r}), or attach a method such as {DEFAULT_METHOD}"
+        )
     scheduler = _scheduler(bundle, row, trajectory)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
