@@ -236,3 +236,11 @@ def test_a_fit_that_was_stopped_goes_on_with_its_spectra(tmp_path, monkeypatch):
     assert counted.images == 1 + 32 + 64  # nothing is measured twice
     for name, power in whole.spectra.powers.items():
         torch.testing.assert_close(again.spectra.powers[name].float(), power.float(), rtol=2e-3, atol=0)
+
+
+def test_a_pipeline_says_that_it_cannot_hold_a_spectrum(fitted):
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    bundle = fitted.with_schedule("linear")
+    with pytest.raises(ValueError, match=r"CNPR-DDPM correlates pixels by a spectrum.*sample by bundle\.sample"):
+        optcov.attach(DDPMPipeline(bundle.unet, DDPMScheduler()), bundle, method="CNPR-DDPM")
