@@ -6,6 +6,7 @@ vae/                      what turns latents into images and back, for models of
 heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
 conditions.safetensors    what stands for no condition, if the network takes one
 numbers.safetensors       Gamma_t and the mean square residual at some times
+spectra.safetensors       powers of residuals per frequency at some times
 trajectories.json         optimal trajectories, by schedule and method
 provenance.json           data, code, seeds, hyper-parameters, measured calibration
 """
@@ -30,6 +31,7 @@ from optcov.bundle.errors import BundleError
 from optcov.bundle.latents import Codec
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
+from optcov.bundle.spectra import Spectra
 from optcov.bundle.weights import (
     can_store,
     check_backbone,
@@ -40,7 +42,7 @@ from optcov.bundle.weights import (
     save_head,
     save_unet,
 )
-from optcov.covariances import Covariance, find_covariance
+from optcov.covariances import Covariance, Spectrum, find_covariance
 from optcov.data import ImageSet
 from optcov.data.modes import with_channels
 from optcov.data.tensors import DataSet, TensorSet
@@ -58,8 +60,8 @@ from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
 TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
-DECODER = "vae"
-FILES = frozenset({CONFIG, UNET, DECODER, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
+SPECTRA, DECODER = "spectra.safetensors", "vae"
+FILES = frozenset({CONFIG, UNET, DECODER, HEADS, NUMBERS, SPECTRA, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
 
 
 @final
@@ -78,6 +80,7 @@ class Bundle:
     fingerprint: str = ""  # of the noise predictor's weights
     classes: int | None = None  # that the network tells apart, without an empty one; found in the network by default
     decoder: nn.Module | None = None  # what turns latents into images and back
+    spectra: Spectra | None = None
 
     def __post_init__(self) -> None:
         if self.classes is None:
@@ -170,9 +173,11 @@ class Bundle:
         Its name, its history and its stored trajectories change no number of its own.
         """
         numbers = None if self.numbers is None else known_by(digest_tensors(self.numbers.tensors()))
+        spectra = {} if self.spectra is None else {"spectra": known_by(digest_tensors(self.spectra.tensors()))}
         return {
             **self.network.identity(heads),
             "numbers": numbers,
+            **spectra,
             "data range": None if self.data_range is None else list(self.data_range),
             "image shape": list(self.image_shape),
             "noise caps": dict(self.noise_caps),
@@ -194,7 +199,8 @@ class Bundle:
     def with_heads(self, heads: Mapping[str, Head], fitted_on: str) -> Bundle:
         """Add heads, or replace those of the same name; fitted_on is the fingerprint of the weights they belong to.
 
-        Optimal trajectories of methods with a new head go: they were found with the old one.
+        Optimal trajectories of methods with a new head go: they were found with the old one. So do correlations that
+        belong to the variances of a head that is replaced.
         """
         for name in heads:
             check_backbone(check_head_name(name), fitted_on, self.fingerprint)
@@ -209,7 +215,9 @@ class Bundle:
             old.empty_condition,
         ).train(old.training)
         moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
-        return replace(self, network=moved, trajectories=self._trajectories_without(lambda kind: kind.head in heads))
+        kept = self._trajectories_without(lambda kind: kind.head in heads)
+        spectra = None if self.spectra is None else self.spectra.without(heads)
+        return replace(self, network=moved, trajectories=kept, spectra=spectra)
 
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> Bundle:
         """Say what stands for no condition, each (1, ...); heads and numbers stay as they are."""
@@ -234,6 +242,12 @@ class Bundle:
         kept = self._trajectories_without(lambda kind: kind.number is not None)
         return replace(self, numbers=numbers, trajectories=kept)
 
+    def with_spectra(self, spectra: Spectra) -> Bundle:
+        """Set the spectra; optimal trajectories of methods that use such go."""
+        spectra.check_fits(self.image_shape, self.network.native_schedule)
+        kept = self._trajectories_without(lambda kind: kind.spectrum is not None)
+        return replace(self, spectra=spectra, trajectories=kept)
+
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
         """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
         new = [StoredTrajectory(self.schedule, find_method(method).name, t) for t in trajectories]
@@ -250,7 +264,7 @@ class Bundle:
 
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
         """
-        if len(self.network.heads) or self.numbers is not None:
+        if len(self.network.heads) or self.numbers is not None or self.spectra is not None:
             raise BundleError("round the weights before fitting heads and measuring numbers, which belong to the old")
         state = {
             name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
@@ -267,6 +281,14 @@ class Bundle:
         if self.numbers is None:
             raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
+
+    def spectrum(self, name: str) -> Spectrum:
+        """The spectrum "residual", or the correlation of a head, as a function of the schedule's times."""
+        if self.spectra is None:
+            raise BundleError(
+                f"{self.name} has no spectra of its residuals; measure them (optcov fit does, on the way)"
+            )
+        return self.spectra.function(name, self.image_shape, self.network.native_schedule, self.schedule)
 
     def reverse_process(
         self, method: str | Method, *, all_heads: bool = True, guidance: float = 1.0, **options: Any
@@ -286,6 +308,8 @@ class Bundle:
             self._require_head(kind)
             if kind.number is not None:
                 options.setdefault(kind.number, self.per_time(kind.number))
+            if kind.spectrum is not None and "spectrum" not in options:
+                options["spectrum"] = self.spectrum(kind.spectrum)
             if not all_heads:
                 network = network.with_only_heads(kind.head or "")
         return ReverseProcess(self.guided(network, guidance), forward, **options)
@@ -432,6 +456,8 @@ class Bundle:
                 storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
             if self.empty_condition:
                 storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
+            if self.spectra is not None:
+                storage.write_tensors(scratch / SPECTRA, self.spectra.tensors())
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 

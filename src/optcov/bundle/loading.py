@@ -13,13 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from optcov import storage
-from optcov.bundle.bundle import CONDITIONS, CONFIG, DECODER, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.bundle import (
+    CONDITIONS,
+    CONFIG,
+    DECODER,
+    HEADS,
+    NUMBERS,
+    PROVENANCE,
+    SPECTRA,
+    TRAJECTORIES,
+    UNET,
+    Bundle,
+)
 from optcov.bundle.conditions import read_empty
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
+from optcov.bundle.spectra import Spectra
 from optcov.bundle.weights import check_images, load_decoder, load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel
 from optcov.checkpoints.opening import Function
@@ -106,6 +118,7 @@ def _load(directory: Path, given: Callable[..., Any] | None = None) -> Bundle:
         fingerprint=weights,
         classes=config.classes,
         decoder=load_decoder(directory / DECODER) if config.decoder else None,
+        spectra=_load_spectra(directory / SPECTRA, config),
     )
 
 
@@ -167,6 +180,14 @@ def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
         numbers = NumbersPerTime.from_tensors(tensors)
         schedule.check_times(numbers.times)
     return numbers
+
+
+def _load_spectra(path: Path, config: BundleConfig) -> Spectra | None:
+    if not path.exists():
+        return None
+    tensors, _ = storage.read_tensors(path)
+    with _naming(path):
+        return Spectra.from_tensors(tensors).check_fits(config.image_shape, config.schedule)
 
 
 def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:

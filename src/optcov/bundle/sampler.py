@@ -99,12 +99,14 @@ class Sampler:
         """What determines the images, as plain JSON values."""
         kind = Covariance.registry.get(self.method.covariance or "")
         needs_numbers = kind is not None and kind.number is not None
+        needs_spectra = kind is not None and kind.spectrum is not None
         identity = self.bundle.identity([(kind.head if kind else None) or ""])
-        used = {name: entry for name, entry in identity.items() if name != "noise caps"}  # that in use is below
+        used = {name: entry for name, entry in identity.items() if name not in ("noise caps", "spectra")}
         return {
             "bundle": self.bundle.name,
             **used,
             "numbers": identity["numbers"] if needs_numbers else None,
+            **({"spectra": identity.get("spectra")} if needs_spectra else {}),
             "method": self.method.name,
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,

@@ -13,7 +13,7 @@ from torch import Tensor
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import check_told
 from optcov.bundle.sampler import with_labels
-from optcov.covariances import Covariance, PerTime
+from optcov.covariances import Covariance, PerTime, Spectrum
 from optcov.data import load
 from optcov.data.tensors import DataSet, as_set, fitted_to
 from optcov.forward import ForwardProcess
@@ -147,6 +147,7 @@ def sweep(
         state=None if work is None else work / file,
         mean_square_noise=numbers.get("mean_square_noise"),
         mean_square_residual=numbers.get("mean_square_residual"),
+        spectra=_spectra(bundle, conventions.covariances),
     )
     if say is not None:
         _tell(say, swept, scored, lengths, bundle.name, work)
@@ -315,6 +316,16 @@ def _numbers_per_time(
         "mean_square_noise": numbers_from.mean_square_noise,
         "mean_square_residual": numbers_from.mean_square_residual,
     }
+
+
+def _spectra(bundle: Bundle, covariances: Sequence[str] | None) -> dict[str, Spectrum]:
+    """The spectra that the covariances need, or all there are; an error if a covariance asked for lacks its own."""
+    if covariances is None:
+        names = [] if bundle.spectra is None else list(bundle.spectra.names)
+    else:
+        kinds = (Covariance.registry[name] for name in covariances if name in Covariance.registry)
+        names = [kind.spectrum for kind in kinds if kind.spectrum is not None]
+    return {name: bundle.spectrum(name) for name in names}
 
 
 def _tell(say: Say, swept: Sweep, scored: Scored, lengths: Sequence[int], name: str, work: Path | None) -> None:

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from optcov.bundle import Bundle
     from optcov.fitting.fit import FitPlan
 
-FIRST_SCREEN = ("out", "heads", "images", "measure_images", "batch_size", "flip", "seed", "overwrite", "json")
+FIRST_SCREEN = (
+    "out",
+    "heads",
+    "images",
+    "measure_images",
+    "evaluations",
+    "batch_size",
+    "flip",
+    "seed",
+    "overwrite",
+    "json",
+)
 
 
 def command(
@@ -58,9 +69,12 @@ def command(
     score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
     times: int = typer.Option(100, min=0, help="Times at which the numbers per time are measured; 0 for every one."),
     measure_images: int = typer.Option(
-        512, min=0, help="Images per time; 0 takes the numbers from the fit's own samples."
+        96, min=0, help="Images per time; 0 takes the numbers from the fit's own samples and measures no spectra."
     ),
     calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
+    evaluations: int = typer.Option(
+        0, min=0, help="Network evaluations in all: scales the numbers of images; 0 leaves them as they are."
+    ),
     half: bool = typer.Option(
         True, help="Round a new noise predictor to float16 first, to store it in half the space."
     ),
@@ -98,6 +112,7 @@ def command(
         run.clean()
     else:
         announce(f"{'goes on with the fit that was stopped: ' if run.resumes else ''}{plan}, and writes {out}")
+        announce(str(plan.estimate()))
         with resumable(run.work):
             bundle = run.write(plan)
             if this_process().is_main_process:

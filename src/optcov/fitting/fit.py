@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -23,7 +23,8 @@ from optcov.bundle.directory import check_path
 from optcov.covariances import of_head
 from optcov.data import ImageSet
 from optcov.fitting.batches import Batches, Conditioned, step_generator
-from optcov.fitting.calibration import calibrate
+from optcov.fitting.budget import FitEstimate, estimate, evaluations, share_out
+from optcov.fitting.calibration import calibrate_all
 from optcov.fitting.closed_form import FitReport
 from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
@@ -31,10 +32,11 @@ from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.latents import LATENTS, foreign_parts
 from optcov.fitting.loop import mixed_precision
-from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, time_grid
+from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, smoothed, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.sources import Model, open_foreign, open_model
-from optcov.fitting.stage2 import fit_closed_form, train_heads
+from optcov.fitting.spectra import SpectrumMeter
+from optcov.fitting.stage2 import CACHE_BYTES, fit_closed_form, train_heads
 from optcov.identity import remember
 from optcov.prediction import condition_of
 from optcov.processes import accelerator, this_process
@@ -50,8 +52,10 @@ class FitSettings:
 
     kind: "auto" | "timed" | "conv" | "residual"; residual heads train by AdamW, with steps, learning_rate,
     checkpoint_every and the score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
-    times, measure_images: where and on how many images the numbers per time are measured; 0 times are all of a
-    discrete schedule, 0 images take the numbers from the fit's own samples. half: round a new network to float16.
+    times, measure_images: where and on how many images each the numbers per time and the spectra are measured; 0 times
+    are all of a discrete schedule, 0 images take the numbers from the fit's own samples, and leave the spectra out.
+    evaluations: scales images, measure_images and calibration_samples so that the network is asked about so many times;
+    0 leaves them as they are, which makes 15,745 evaluations by default. half: round a new network to float16.
     empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
     empty_share: share of images that are fitted without their condition, where the network knows an empty one.
     """
@@ -67,8 +71,9 @@ class FitSettings:
     score_steps: int = 50
     score_features: str = "fashion"
     times: int = 100
-    measure_images: int = 512
+    measure_images: int = 96
     calibration_samples: int = 2048
+    evaluations: int = 0
     batch_size: int = 64
     half: bool = True
     flip: bool = True
@@ -89,10 +94,16 @@ class FitSettings:
         for name in ("images", "batch_size", "steps", "checkpoint_every"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number of at least 1")
-        for name in ("times", "measure_images", "calibration_samples", "score_samples"):
+        for name in ("times", "measure_images", "calibration_samples", "score_samples", "evaluations"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
-        for name in ("images", "steps", "calibration_samples", "score_samples"):  # each is work that is really done
+        for name in (
+            "images",
+            "steps",
+            "calibration_samples",
+            "score_samples",
+            "evaluations",
+        ):  # each is work that is really done
             if getattr(self, name) > MOST:
                 raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
         if not is_whole(self.seed) or abs(self.seed) >= 2**63:
@@ -128,7 +139,7 @@ class FitPlan:
         cache: Path | None = None,
         progress: bool = True,
     ):
-        self.settings = settings = settings or FitSettings()
+        settings = settings or FitSettings()
         held_out = settings.calibration_samples > 0
         foreign = open_foreign(model, layer, settings.empty_class)
         if foreign is None:
@@ -140,6 +151,12 @@ class FitPlan:
             opened, train, test = foreign_parts(foreign, data, condition, held_out, wanted, cache, progress)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
+        self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
+        share = share_out(settings, len(self.grid))
+        if share.times < len(self.grid):
+            self.grid = time_grid(bundle.network.native_schedule, share.times)
+        counts = {name: value for name, value in asdict(share).items() if name != "times"}
+        self.settings = settings = replace(settings, **counts)
         bundle.check_loadable()
         if foreign is None:
             taken = (bundle.image_shape, bundle.data_range, bundle.name)
@@ -165,7 +182,6 @@ class FitPlan:
             else {}
         )
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
-        self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
         # the latent of a mirrored image is not the mirrored latent
@@ -177,6 +193,20 @@ class FitPlan:
     def _told(self, part: Part, name: str) -> Part:
         generator = step_generator(self.settings.seed, f"empty condition of {name}", 0)
         return told_to(self.bundle, part, self.settings.empty_share, generator)
+
+    @property
+    def calibrated(self) -> list[str]:
+        """Heads, old and new, that will be compared with held-out images."""
+        return [name for name in dict.fromkeys((*self.bundle.heads, *self.tasks)) if of_head(name).has_posterior]
+
+    @property
+    def evaluations(self) -> int:
+        """How often the network will be asked about an image."""
+        return evaluations(self)
+
+    def estimate(self) -> FitEstimate:
+        """What the fit will take, by two batches that are timed now."""
+        return estimate(self, CACHE_BYTES)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -291,22 +321,22 @@ class FitPlan:
     def _measure(self, bundle: Bundle, work: Path | None, progress: bool) -> Bundle:
         settings, native = self.settings, bundle.network.native_schedule
         options = (settings.measure_images, settings.batch_size, settings.seed, work)
-        records = measure(bundle.network, self.train, self.grid, *options)
-        numbers = numbers_per_time(track(records, len(self.grid), "numbers per time", "times", show=progress))
+        meter = SpectrumMeter(bundle.image_shape, bundle.heads)
+        records = measure(bundle.network, self.train, self.grid, *options, rotate=True, meter=meter)
+        shown = track(records, len(self.grid), "numbers and spectra per time", "times", show=progress)
+        numbers = smoothed(numbers_per_time(shown), native)
         names = ("mean_square_noise", "mean_square_residual")
         self.interpolation_errors = {name: interpolation_error(numbers, native, name) for name in names}
-        return bundle.with_numbers(numbers)
+        return bundle.with_numbers(numbers).with_spectra(meter.spectra(native))
 
     def _calibrate(self, bundle: Bundle, progress: bool) -> Bundle:
         assert self.test is not None
-        record = {}
-        for name in bundle.heads:
-            if of_head(name).has_posterior:
-                with watch_passes(f"calibration of {name}", show=progress) as note:
-                    samples, seed = self.settings.calibration_samples, self.settings.seed + 1
-                    result = calibrate(bundle.network, self.test, name, samples, seed=seed, progress=note)
-                record[name] = result.to_json()
-        return bundle.with_provenance(calibration=record)
+        if not self.calibrated:
+            return bundle.with_provenance(calibration={})
+        samples, seed = self.settings.calibration_samples, self.settings.seed + 1
+        with watch_passes("calibration", show=progress) as note:
+            found = calibrate_all(bundle.network, self.test, self.calibrated, samples, seed=seed, progress=note)
+        return bundle.with_provenance(calibration={name: result.to_json() for name, result in found.items()})
 
 
 def fit(

@@ -39,7 +39,7 @@ def fit_identity(
 ) -> dict[str, Any]:
     """All that determines the bundle that a fit writes: of its source all but what is fitted anew."""
     kept = [name for name in bundle.heads if name not in fitted]
-    identity = {name: entry for name, entry in bundle.identity(kept).items() if name != "numbers"}
+    identity = {name: entry for name, entry in bundle.identity(kept).items() if name not in ("numbers", "spectra")}
     return {
         **identity,
         "fitted heads": sorted(fitted),

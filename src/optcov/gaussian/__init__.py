@@ -1,5 +1,7 @@
-"""Gaussians whose covariance is isotropic, diagonal or full, with exact KL, density and entropy."""
+"""Gaussians of isotropic, diagonal, correlated or full covariance, with exact KL, density and entropy."""
 
+from optcov.gaussian.basis import PLAIN, Basis, cosine_matrix
+from optcov.gaussian.correlated import Correlated, Spectral
 from optcov.gaussian.density import LOG_2_PI, Gaussian, kl_divergence, ratio_excess
 from optcov.gaussian.shapes import (
     ClampCounts,
@@ -15,12 +17,17 @@ from optcov.gaussian.shapes import (
 
 __all__ = [
     "LOG_2_PI",
+    "PLAIN",
+    "Basis",
     "ClampCounts",
+    "Correlated",
     "CovarianceShape",
     "Diagonal",
     "Full",
     "Gaussian",
     "Isotropic",
+    "Spectral",
+    "cosine_matrix",
     "kl_divergence",
     "mean_square",
     "per_sample",

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from optcov.gaussian.correlated import Correlated, Spectral
 from optcov.gaussian.shapes import CovarianceShape, Elementwise, sum_pixels
 
 LOG_2_PI = math.log(2 * math.pi)
@@ -49,7 +50,9 @@ class Gaussian:
         return math.prod(self.mean.shape[1:])
 
     def _check_shape(self, x: Tensor, name: str) -> None:
-        shape, wanted = self.variance.shape, self.mean.shape
+        covariance, wanted = self.covariance, self.mean.shape
+        # their variances take a transform; their shape does not
+        shape = covariance.over if isinstance(covariance, Correlated | Spectral) else self.variance.shape
         if shape and not (len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))):
             raise ValueError(f"a covariance over {tuple(shape)} does not fit a mean of shape {tuple(wanted)}")
         if x.shape != wanted:
@@ -71,9 +74,13 @@ def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
     quadratic = q.covariance.inverse_quadratic(p.mean - q.mean)
     if isinstance(p.covariance, Elementwise) and isinstance(q.covariance, Elementwise):
         return 0.5 * (sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean)) + quadratic)
-    ratio: Tensor = torch.linalg.solve(q.covariance.dense(q.mean), p.covariance.dense(p.mean))
     log_dets = q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
-    return 0.5 * (ratio.diagonal(dim1=-2, dim2=-1).sum(-1) - p._dimensions + log_dets + quadratic)
+    if isinstance(p.covariance, Elementwise):
+        trace = sum_pixels((p.variance * q.covariance.inverse_diagonal(q.mean)).expand_as(p.mean))
+    else:
+        ratio: Tensor = torch.linalg.solve(q.covariance.dense(q.mean), p.covariance.dense(p.mean))
+        trace = ratio.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return 0.5 * (trace - p._dimensions + log_dets + quadratic)
 
 
 def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:

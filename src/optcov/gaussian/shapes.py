@@ -1,5 +1,7 @@
 """The shapes a covariance matrix has: isotropic, diagonal or full; and numbers per sample beside tensors per pixel.
 
+Those that correlate pixels by a basis of frequencies are in `correlated`.
+
 A shape is anything that fits the `CovarianceShape` protocol: a few small operations are all that the rest of the
 package asks of it, so that a low-rank or transformed-basis shape can join without changes elsewhere.
 """
@@ -13,6 +15,8 @@ from typing import Protocol, final
 
 import torch
 from torch import Tensor
+
+MOST_DENSE = 4096  # pixels of a matrix over all pairs of them
 
 
 def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
@@ -44,6 +48,14 @@ def mean_square(x: Tensor) -> Tensor:
     return x.detach().double().square().flatten(1).mean(1)
 
 
+def check_dense(like: Tensor) -> int:
+    """The number of pixels d of `like` (B, *D); a ValueError if a (d, d) matrix would be too large."""
+    d = like[0].numel()
+    if d > MOST_DENSE:
+        raise ValueError(f"a matrix over {d:,} x {d:,} pixels is not made; at most {MOST_DENSE:,} pixels are dense")
+    return d
+
+
 class CovarianceShape(Protocol):
     """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
 
@@ -53,6 +65,10 @@ class CovarianceShape(Protocol):
 
     def clamped(self, upper: float | None) -> tuple[CovarianceShape, ClampCounts]:
         """Bring every variance into [0, upper] and count what had to move."""
+        ...
+
+    def floored(self, least: float, like: Tensor) -> CovarianceShape:
+        """Raise variances to at least this, so that there is a density."""
         ...
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
@@ -71,8 +87,12 @@ class CovarianceShape(Protocol):
         """Variances, broadcastable to `like` (B, *D)."""
         ...
 
+    def inverse_diagonal(self, like: Tensor) -> Tensor:
+        """The diagonal of the inverse, broadcastable to `like` (B, *D); its sum is the trace of the inverse."""
+        ...
+
     def dense(self, like: Tensor) -> Tensor:
-        """The matrix over flattened pixels, (B, d, d)."""
+        """The matrix over flattened pixels, (B, d, d), for small d."""
         ...
 
 
@@ -107,8 +127,17 @@ class Elementwise(ABC):
         """Sum log variance per sample, (B,)."""
         return sum_pixels(self.diagonal(like).log().expand_as(like))
 
+    def floored(self, least: float, like: Tensor) -> Diagonal:
+        """Raise each variance to at least this."""
+        return Diagonal(self.diagonal(like).clamp(min=least).expand_as(like))
+
+    def inverse_diagonal(self, like: Tensor) -> Tensor:
+        """One over the variances."""
+        return self.diagonal(like).reciprocal()
+
     def dense(self, like: Tensor) -> Tensor:
         """The diagonal matrix, (B, d, d)."""
+        check_dense(like)
         return torch.diag_embed(self.diagonal(like).expand_as(like).flatten(1))
 
 
@@ -229,6 +258,16 @@ class Full:
     def diagonal(self, like: Tensor) -> Tensor:
         """The diagonal in the shape of `like`, (B, *D)."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(-1, *like.shape[1:])
+
+    def floored(self, least: float, like: Tensor) -> Full:
+        """Raise each eigenvalue to at least this."""
+        values, vectors = torch.linalg.eigh(self.matrix)
+        return Full((vectors * values.clamp(min=least).unsqueeze(-2)) @ vectors.mT)
+
+    def inverse_diagonal(self, like: Tensor) -> Tensor:
+        """The diagonal of the inverse in the shape of `like`, (B, *D)."""
+        values, vectors = self._eigen
+        return (vectors.square() / values.unsqueeze(-2)).sum(-1).reshape(-1, *like.shape[1:])
 
     def dense(self, like: Tensor) -> Tensor:
         """The matrix itself, (B, d, d)."""

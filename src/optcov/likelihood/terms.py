@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optcov.forward import ForwardProcess, first_step_variance
-from optcov.gaussian import CovarianceShape, Diagonal, Full, Gaussian, Isotropic, kl_divergence, sum_pixels
+from optcov.gaussian import Correlated, CovarianceShape, Gaussian, Isotropic, Spectral, kl_divergence, sum_pixels
 from optcov.likelihood.discretised import bin_half_width, discretised_log_prob
 from optcov.noise import batch_noise
 from optcov.prediction import Prediction
@@ -104,17 +104,18 @@ def last_step_cost(x_0: Tensor, step: Gaussian, data_range: tuple[float, float] 
     """-log p(x_0), (B,): by a discretised Gaussian for data in a range, by a density for unbounded data."""
     if data_range is None:
         return -step.log_prob(x_0)
+    if isinstance(step.covariance, Correlated | Spectral):
+        raise ValueError(
+            "a covariance that correlates pixels has no probability of 8-bit bins, which are single pixels; score it "
+            'with last_variance="paper", or data without a data_range'
+        )
     # A full covariance is scored by its marginals, because bins are per pixel.
     return -sum_pixels(discretised_log_prob(x_0, step.mean, step.variance, data_range, cdf))
 
 
 def floored(covariance: CovarianceShape, like: Tensor, data_range: tuple[float, float] | None) -> CovarianceShape:
     """Raise variances to at least that of rounding to 8 bits, so that a last step has a density."""
-    floor = bin_half_width(data_range or (-1, 1)) ** 2 / 3
-    if isinstance(covariance, Full):
-        values, vectors = torch.linalg.eigh(covariance.matrix)
-        return Full((vectors * values.clamp(min=floor).unsqueeze(-2)) @ vectors.mT)
-    return Diagonal(covariance.diagonal(like).clamp(min=floor).expand_as(like))
+    return covariance.floored(bin_half_width(data_range or (-1, 1)) ** 2 / 3, like)
 
 
 def fixed_last_variance(forward: ForwardProcess, t: float, last_variance: str) -> Tensor:
