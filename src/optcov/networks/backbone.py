@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -108,7 +109,7 @@ class Backbone(nn.Module):
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
             condition = {name: _in_precision(value, weight.dtype) for name, value in condition.items()}
-        return self.watched(lambda: call(self.module, x, time, condition), x)
+        return self.watched(partial(call, self.module, x, time, condition), x)
 
     def watched(self, run: Callable[[], Tensor], x: Tensor) -> BackboneOutput:
         """What a run of the module gives, whoever calls it. x: the data it sees, (B, C, *D)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -24,14 +25,21 @@ class Call:
     """How one class of networks is called."""
 
     names: tuple[str, ...]  # what it may be told besides x and time
-    example: Callable[[Any], dict[str, tuple[int, ...]]]  # its config -> what it must be told, shapes of one entry
+    example: (
+        Callable[[Any], dict[str, tuple[int, ...]]] | None
+    )  # config -> what it must be told: shapes of one entry
     run: Callable[..., Any]  # (module, x, time, condition) -> tensor or an object with .sample
 
 
 def call_of(module: nn.Module) -> Call | None:
     """How a network is called; None for one of another class, which is called as module(x, time, **condition)."""
-    kinds = (kind.__name__ for kind in type(module).__mro__)
-    return next((CALLS[name] for name in kinds if name in CALLS), None)
+    return _call_of_class(type(module))
+
+
+@cache
+def _call_of_class(kind: type) -> Call | None:
+    names = (base.__name__ for base in kind.__mro__)
+    return next((CALLS[name] for name in names if name in CALLS), None)
 
 
 def condition_names(module: nn.Module) -> tuple[str, ...] | None:
@@ -47,24 +55,29 @@ def condition_names(module: nn.Module) -> tuple[str, ...] | None:
 
 def call(module: nn.Module, x: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
     """Run a network once at x (B, C, H, W) and its own time argument (B,)."""
-    known = call_of(module)
+    known = _call_of_class(type(module))
     if known is None:
         return _tensor(module(x, time, **condition))
-    needed = known.example(module.config)
+    if known.example is not None:
+        _require(known.example(module.config), condition, type(module).__name__)
+    if condition:
+        condition = {name: v.to(x.dtype) if v.is_floating_point() else v for name, v in condition.items()}
+    return _tensor(known.run(module, x, time, condition))
+
+
+def _require(needed: Mapping[str, Any], condition: Mapping[str, Tensor], kind: str) -> None:
     missing = [name for name in needed if name not in condition]
     if missing:
         raise ValueError(
-            f"{type(module).__name__} needs the condition {missing[0]!r}, and none is told; pass "
+            f"{kind} needs the condition {missing[0]!r}, and none is told; pass "
             f"condition={{{', '.join(f'{name!r}: ...' for name in needed)}}}, each with one entry per image"
         )
-    told = {name: value.to(x.dtype) if value.is_floating_point() else value for name, value in condition.items()}
-    return _tensor(known.run(module, x, time, told))
 
 
 def example_of(module: nn.Module) -> dict[str, Tensor]:
     """Something that a network can be told, each (1, ...), on "meta": its shapes are right, it has no values."""
     known = call_of(module)
-    shapes = {} if known is None else known.example(module.config)
+    shapes = {} if known is None or known.example is None else known.example(module.config)
     kinds = {"class_labels": torch.int64}
     return {
         name: torch.empty(1, *shape, device="meta", dtype=kinds.get(name, torch.float32))
@@ -171,7 +184,7 @@ def _two_texts_example(config: Any) -> dict[str, tuple[int, ...]]:
 _TEXT, _POOLED = "encoder_hidden_states", "pooled_projections"
 PIXART_LARGE = 128  # side of the latents of the PixArt that is told resolution and aspect ratio
 CALLS: Mapping[str, Call] = {
-    "UNet2DModel": Call(("class_labels",), lambda config: {}, _plain),
+    "UNet2DModel": Call(("class_labels",), None, _plain),
     "DiTTransformer2DModel": Call(("class_labels",), lambda config: {"class_labels": ()}, _plain),
     "UNet2DConditionModel": Call(
         (_TEXT, "class_labels", "timestep_cond", "encoder_attention_mask", "text_embeds", "time_ids"),
