@@ -42,7 +42,6 @@ from optcov.progress import track, track_training, watch_passes
 from optcov.schedule import Schedule, is_whole
 from optcov.storage import directory_lock
 
-
 LEARNED = "; the second half of its channels is a variance that it learned, kept as the covariance range"
 
 
