@@ -44,6 +44,8 @@ from optcov.progress import track, track_training, watch_passes
 from optcov.schedule import Schedule, is_whole
 from optcov.storage import directory_lock
 
+LEARNED = "; the second half of its channels is a variance that it learned, kept as the covariance range"
+
 
 @final
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class FitPlan:
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
             f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
             f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
-            f"{measured if settings.measure_images else 'nothing more'}"
+            f"{measured if settings.measure_images else 'nothing more'}{LEARNED * bundle.network.learned_range}"
         )
 
     def run(self, work: Path | None = None, progress: bool = True) -> Bundle:
