@@ -2,7 +2,7 @@
 
 Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. One file per
 task, method and group of images is kept in OUT, so that a stopped run goes on. DPS and DiffPIR are tuned: the best of
-three strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md.
+a few strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from optcov.inverse import Average, Blur, Mask, Operator, restore
 from optcov.inverse.scores import coverage, crps, psnr
 
 NOISE_STD = 0.05
-STRENGTHS = {"DPS": (1.0, 3.0, 10.0), "DiffPIR": (1.0, 10.0, 100.0)}
+STRENGTHS = {"DPS": (1.0, 3.0, 10.0, 30.0), "DiffPIR": (1.0, 10.0, 100.0)}
 METHODS: dict[str, dict[str, Any]] = {
     "NPR, proximal": {"method": "NPR-DDPM", "way": "proximal"},
     "NPR, guidance": {"method": "NPR-DDPM", "way": "guidance"},
@@ -176,7 +176,8 @@ def main() -> None:
         for task, operator in operators.items():
             for name in names:
                 options = tuned(model, task, operator, name, images, arguments)
-                path = arguments.out / file_name(task, name, first, len(group))
+                chosen = [options["strength"]] if "strength" in options else []
+                path = arguments.out / file_name(task, name, *chosen, first, len(group))
                 result = kept(path, lambda o=operator, g=group, f=first, k=options: run(model, o, g, f, k, arguments))
                 costs[name] = result["evaluations"], result["gradients"]
                 rows = found.setdefault(task, {}).setdefault(name, {})
