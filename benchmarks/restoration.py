@@ -2,7 +2,7 @@
 
 Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. One file per
 task, method and group of images is kept in OUT, so that a stopped run goes on. DPS and DiffPIR are tuned: the best of
-three strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md.
+a few strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from optcov.inverse import Average, Blur, Mask, Operator, restore
 from optcov.inverse.scores import coverage, crps, psnr
 
 NOISE_STD = 0.05
-STRENGTHS = {"DPS": (1.0, 3.0, 10.0), "DiffPIR": (1.0, 10.0, 100.0)}
+STRENGTHS = {"DPS": (1.0, 3.0, 10.0, 30.0), "DiffPIR": (1.0, 10.0, 100.0)}
 METHODS: dict[str, dict[str, Any]] = {
-    "NPR": {"method": "NPR-DDPM"},
+    "NPR, proximal": {"method": "NPR-DDPM", "way": "proximal"},
     "NPR, guidance": {"method": "NPR-DDPM", "way": "guidance"},
-    "SN": {"method": "SN-DDPM"},
+    "SN, proximal": {"method": "SN-DDPM", "way": "proximal"},
     "SN, guidance": {"method": "SN-DDPM", "way": "guidance"},
-    "isotropic NPR": {"method": "npr_isotropic"},
+    "isotropic NPR, proximal": {"method": "npr_isotropic", "way": "proximal"},
     "isotropic NPR, guidance": {"method": "npr_isotropic", "way": "guidance"},
-    "PiGDM's guess": {"method": "isotropic"},
+    "PiGDM's guess, proximal": {"method": "isotropic", "way": "proximal"},
     "PiGDM": {"method": "PiGDM"},
     "DPS": {"method": "DPS"},
     "DiffPIR": {"method": "DiffPIR"},
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--bundle", default="fashion")
     parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--first", type=int, default=16, help="the first image scored; those before served development")
     parser.add_argument("--tuning", type=int, default=8, help="images that strengths are chosen on")
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--steps", type=int, default=25)
@@ -162,19 +163,21 @@ def main() -> None:
     parser.add_argument("--reference", default="NPR, guidance")
     arguments = parser.parse_args()
     model, images = load(arguments.bundle), test_images(arguments.bundle)
-    if arguments.images + arguments.tuning > len(images):
+    if arguments.first + arguments.images + arguments.tuning > len(images):
         parser.error(f"there are only {len(images)} images")
     arguments.out = arguments.out / file_name(arguments.bundle, arguments.samples, arguments.steps)[:-5]
     found: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
     costs: dict[str, tuple[int, int]] = {}
     operators = tasks(tuple(model.image_shape))
     names = arguments.methods.split(";")
-    for first in range(0, arguments.images, arguments.group):  # all methods of a group, so that a stopped run compares
-        group = images[first : min(first + arguments.group, arguments.images)]
+    end = arguments.first + arguments.images
+    for first in range(arguments.first, end, arguments.group):  # all methods of a group, so that a stopped run compares
+        group = images[first : min(first + arguments.group, end)]
         for task, operator in operators.items():
             for name in names:
                 options = tuned(model, task, operator, name, images, arguments)
-                path = arguments.out / file_name(task, name, first, len(group))
+                chosen = [options["strength"]] if "strength" in options else []
+                path = arguments.out / file_name(task, name, *chosen, first, len(group))
                 result = kept(path, lambda o=operator, g=group, f=first, k=options: run(model, o, g, f, k, arguments))
                 costs[name] = result["evaluations"], result["gradients"]
                 rows = found.setdefault(task, {}).setdefault(name, {})

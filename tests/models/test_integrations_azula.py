@@ -55,7 +55,7 @@ def test_a_deterministic_sampler_takes_our_own_steps():
     assert torch.allclose(sampler(noisy()), x, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, called by azula
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch, called by azula
 def test_guidance_of_azula_takes_its_gradient():
     denoiser = BundleDenoiser(small_bundle(Schedule.vp_sde()))
     guided = MMPSDenoiser(denoiser, torch.zeros(2, *SHAPE), lambda x: x, IsotropicCovariance(torch.tensor(0.01)))

@@ -50,9 +50,18 @@ def test_pixels_seen_without_noise_are_kept(bundle: Bundle):
 
 
 def test_guidance_counts_its_passes_back(bundle: Bundle):
-    found = restore(bundle, measurement(1), MASK, 0.1, steps=3, samples=2, way="guidance")
+    found = restore(bundle, measurement(1), MASK, 0.1, steps=3, samples=2)
     assert (found.evaluations, found.gradients) == (3, 3)
-    assert bool(found.samples.isfinite().all())
+    assert restore(bundle, measurement(1), MASK, 0.1, steps=3, samples=2, way="proximal").gradients == 0
+
+
+def test_a_covariance_between_pixels_needs_no_gradient():
+    schedule = Schedule.linear()
+    data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [[[1.0, 0.9], [0.9, 1.0]]])
+    prior = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "npr_full", data_range=None)
+    hidden, y = Mask(torch.tensor([1.0, 0.0])), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert restore(prior, y, hidden, 0.1, steps=2, samples=2).method == "npr_full, proximal"
+    assert restore(prior, y, hidden, 0.1, steps=2, samples=2, method="npr").method == "npr, guidance"
 
 
 def test_the_result_is_data_that_prints(bundle: Bundle, tmp_path):

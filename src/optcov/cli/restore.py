@@ -38,7 +38,9 @@ def command(
     truth: Path | None = typer.Option(None, help="The undamaged image, to show beside and to compare with."),
     simulate: bool = typer.Option(False, "--simulate", help="IMAGE is undamaged: damage it, then restore it."),
     out: Path | None = typer.Option(None, callback=check_out, help="Directory for pictures; by default in out/."),
-    way: str = typer.Option("proximal", help="proximal, or guidance: through the network's gradient, dearer."),
+    way: str | None = typer.Option(
+        None, help="guidance: through the network's gradient; proximal: without, cheaper.", show_default=False
+    ),
     strength: float | None = typer.Option(None, help="The number that DPS and DiffPIR are tuned by."),
     border: str = typer.Option("periodic", help="What lies outside a blurred image: periodic or zero."),
     seed: int = typer.Option(0, callback=check_seed, help="With the sample's number it determines its noise."),

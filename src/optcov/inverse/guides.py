@@ -103,8 +103,9 @@ class ByPosterior(Guide):
     way: "proximal" multiplies by v. "guidance" takes the mean by gradients through the network instead: by Tweedie's
     formula the Jacobian G = (beta_bar / sqrt(alpha_bar)) d x0_hat / d x_t is the covariance of a perfect network, and
     m + G A^T z with (A G A^T + noise_std^2 I) z = y - A m needs no more than products with it, each a pass back. One
-    product is one step of conjugate gradients, preconditioned by v: along z = S^-1 (y - A m), as far as G allows. If v
-    is G, that is exact. Further steps made samples of a trained network worse: its Jacobian is no covariance.
+    product is one step of conjugate gradients, preconditioned by v: along z = S^-1 (y - A m), as far as G allows. What
+    it leaves of the system is solved with v. If v is G, that is exact. Further steps with G made samples of a trained
+    network worse: its Jacobian is no covariance.
     """
 
     def __init__(
@@ -136,19 +137,16 @@ class ByPosterior(Guide):
         (gradient,) = torch.autograd.grad(clean, at, self.operator.adjoint(z).to(clean.dtype))
         signal, spread = self.process.forward.levels(t)
         move = per_sample(spread.square() / signal, gradient) * gradient
-        mean = mean + self._length(z, residual, move) * move
+        product = self.operator.apply(move) + self.noise_std**2 * z
+        length = _length(z, residual, product)
+        mean = mean + per_sample(length, move) * move
+        left = residual - per_sample(length, product) * product  # 0 if v is G; the rest by v, without another pass
+        mean = mean + system.gain(system.solve(left))
         # the spread about that mean is the conditioned covariance: a draw about 0, given a measurement of 0
         about_zero = Gaussian(torch.zeros_like(mean), covariance)
         deviation = system.conditioned_draw(about_zero, torch.zeros_like(y), draws.clean(), draws.measured())
-        self._count(system, 2, len(x_t))
+        self._count(system, 3, len(x_t))
         return mean + deviation
-
-    def _length(self, z: Tensor, residual: Tensor, move: Tensor) -> Tensor:
-        """How far to go along G A^T z: to the least error of the linear system, and no farther than z itself says."""
-        product = self.operator.apply(move) + self.noise_std**2 * z
-        wanted, curvature = sum_pixels(z * residual), sum_pixels(z * product)
-        length = torch.where(curvature > wanted, wanted / curvature, 1.0)
-        return length.reshape(-1, *[1] * (move.ndim - 1))
 
 
 @final
@@ -231,3 +229,9 @@ def _detached(prediction: Prediction) -> Prediction:
     heads = {name: head.detach() for name, head in prediction.heads.items()}
     units, excesses = prediction.units, prediction.excesses
     return replace(prediction.detach(), x_t=prediction.x_t.detach()).with_heads(heads, units, excesses)
+
+
+def _length(z: Tensor, residual: Tensor, product: Tensor) -> Tensor:
+    """How far to go along z, (B,): to the least error of the linear system, and no farther than z says."""
+    wanted, curvature = sum_pixels(z * residual), sum_pixels(z * product)
+    return torch.where(curvature > wanted, wanted / curvature, 1.0)

@@ -42,7 +42,7 @@ def restore(
     samples: int = 16,
     seed: int = 0,
     condition: Mapping[str, Tensor] | None = None,
-    way: str = "proximal",
+    way: str | None = None,
     strength: float | None = None,
     trajectory: str | Trajectory = "even",
     batch_size: int = 64,
@@ -56,10 +56,11 @@ def restore(
     deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
     "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
     way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
-    three times the cost. strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes
-    by name, each a tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and
-    sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they
-    are needed.
+    three times the cost. By default guidance, but proximal for a covariance that knows which pixels vary together: one
+    of single pixels tells nothing of the hidden ones. strength: the number that DPS and DiffPIR are tuned by.
+    condition: what else the network takes by name, each a tensor with one entry per measurement. batch_size: samples
+    drawn at once; it bounds memory, and sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations:
+    of conjugate gradients, where they are needed.
 
     >>> import optcov, torch
     >>> from optcov.inverse import Mask, restore
@@ -114,12 +115,12 @@ def make_guide(
     operator: Operator,
     noise_std: float,
     method: str | None,
-    way: str,
+    way: str | None,
     strength: float | None,
     solver: Solver,
 ) -> tuple[Guide, str]:
     """What steps towards the measurement, and its name for the eye."""
-    if way not in WAYS:
+    if way is not None and way not in WAYS:
         raise ValueError(f"way = {way!r} is not one of {', '.join(WAYS)}")
     baseline = next((known for known in BASELINES if known.lower() == str(method).lower()), None)
     if baseline is None and strength is not None:
@@ -139,7 +140,8 @@ def make_guide(
             f"{name} takes x_0 to be known given x_t, or says nothing of it, so that no measurement can move it; "
             f"choose a method with a covariance, such as {DEFAULT_METHOD}"
         )
-    return ByPosterior(process, operator, noise_std, solver, way), name + (", guidance" if way == "guidance" else "")
+    chosen = way or ("guidance" if process.covariance.structure in ("isotropic", "diagonal") else "proximal")
+    return ByPosterior(process, operator, noise_std, solver, chosen), f"{name}, {chosen}"
 
 
 def _named_process(prior: Bundle | ReverseProcess, method: str | None) -> tuple[ReverseProcess, str]:

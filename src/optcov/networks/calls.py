@@ -25,15 +25,14 @@ class Call:
     """How one class of networks is called."""
 
     names: tuple[str, ...]  # what it may be told besides x and time
-    example: (
-        Callable[[Any], dict[str, tuple[int, ...]]] | None
-    )  # config -> what it must be told: shapes of one entry
+    example: Callable[[Any], dict[str, tuple[int, ...]]] | None  # config -> shapes of what it must be told
     run: Callable[..., Any]  # (module, x, time, condition) -> tensor or an object with .sample
 
 
 def call_of(module: nn.Module) -> Call | None:
     """How a network is called; None for one of another class, which is called as module(x, time, **condition)."""
-    return _call_of_class(type(module))
+    kind: type = type(module)
+    return _call_of_class(kind)
 
 
 @cache
@@ -55,11 +54,12 @@ def condition_names(module: nn.Module) -> tuple[str, ...] | None:
 
 def call(module: nn.Module, x: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
     """Run a network once at x (B, C, H, W) and its own time argument (B,)."""
-    known = _call_of_class(type(module))
+    kind: type = type(module)
+    known = _call_of_class(kind)
     if known is None:
         return _tensor(module(x, time, **condition))
     if known.example is not None:
-        _require(known.example(module.config), condition, type(module).__name__)
+        _require(known.example(module.config), condition, kind.__name__)
     if condition:
         condition = {name: v.to(x.dtype) if v.is_floating_point() else v for name, v in condition.items()}
     return _tensor(known.run(module, x, time, condition))
