@@ -158,6 +158,16 @@ def test_many_times_are_stored_as_a_few_smooth_ones():
     assert float((middle - 1).abs().max()) < 0.12  # a single time of 96 images is off by up to 0.5
 
 
+def test_times_of_a_discrete_schedule_are_stored_as_such():
+    meter = SpectrumMeter((1, 4, 4))
+    for t in range(1, 1001, 20):
+        meter.note(float(t), {"residual": torch.ones(1, 1, 4, 4, dtype=torch.float64)})
+    stored = meter.spectra(Schedule.linear())
+    assert len(stored.times) > STORED_TIMES / 2
+    assert bool((stored.times == stored.times.round()).all())
+    stored.check_fits((1, 4, 4), Schedule.linear())
+
+
 def test_parabolas_pass_through_what_is_one():
     levels = torch.linspace(-5, 5, 30, dtype=torch.float64)
     values = 3 + levels - 0.2 * levels.square()

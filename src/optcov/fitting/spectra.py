@@ -146,7 +146,7 @@ def _stored_times(times: Tensor, levels: Tensor, schedule: Schedule) -> Tensor:
     if len(times) <= STORED_TIMES:
         return times
     even = torch.linspace(float(levels[0]), float(levels[-1]), STORED_TIMES, dtype=torch.float64)
-    chosen = schedule.nearest(schedule.time_at(-even))
+    chosen = schedule.nearest(schedule.time_at(-even)).double()
     chosen[0], chosen[-1] = times[0], times[-1]
     ascending: Tensor = torch.unique(chosen)
     return ascending
