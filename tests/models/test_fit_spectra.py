@@ -168,6 +168,17 @@ def test_times_of_a_discrete_schedule_are_stored_as_such():
     stored.check_fits((1, 4, 4), Schedule.linear())
 
 
+def test_a_time_without_signal_has_a_spectrum_too():
+    flow, meter = Schedule.flow(), SpectrumMeter((1, 4, 4))
+    for t in torch.linspace(0.01, 1, 50, dtype=torch.float64).tolist():
+        meter.note(t, {"residual": torch.full((1, 1, 4, 4), 1 + t, dtype=torch.float64)})
+    stored = meter.spectra(flow)
+    assert float(stored.times[-1]) == 1.0
+    at = stored.function("residual", (1, 4, 4), flow, flow).at
+    assert float(at(1.0).mean()) == pytest.approx(2.0, rel=0.05)
+    assert float(at(0.5).mean()) == pytest.approx(1.5, rel=0.05)
+
+
 def test_parabolas_pass_through_what_is_one():
     levels = torch.linspace(-5, 5, 30, dtype=torch.float64)
     values = 3 + levels - 0.2 * levels.square()
