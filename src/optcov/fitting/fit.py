@@ -22,18 +22,19 @@ from optcov.bundle import Bundle
 from optcov.bundle.directory import check_path
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.fitting.batches import Batches, Conditioned
+from optcov.fitting.batches import Batches, Conditioned, step_generator
 from optcov.fitting.budget import FitEstimate, estimate, evaluations, share_out
 from optcov.fitting.calibration import calibrate_all
 from optcov.fitting.closed_form import FitReport
-from optcov.fitting.conditions import open_parts
+from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
+from optcov.fitting.latents import LATENTS, foreign_parts
 from optcov.fitting.loop import mixed_precision
 from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, smoothed, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
-from optcov.fitting.sources import Model, open_model
+from optcov.fitting.sources import Model, open_foreign, open_model
 from optcov.fitting.spectra import SpectrumMeter
 from optcov.fitting.stage2 import CACHE_BYTES, fit_closed_form, train_heads
 from optcov.identity import remember
@@ -55,6 +56,8 @@ class FitSettings:
     are all of a discrete schedule, 0 images take the numbers from the fit's own samples, and leave the spectra out.
     evaluations: scales images, measure_images and calibration_samples so that the network is asked about so many times;
     0 leaves them as they are, which makes 15,745 evaluations by default. half: round a new network to float16.
+    empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
+    empty_share: share of images that are fitted without their condition, where the network knows an empty one.
     """
 
     images: int = 4096  # of a closed-form fit
@@ -75,6 +78,8 @@ class FitSettings:
     half: bool = True
     flip: bool = True
     seed: int = 0
+    empty_class: int | None = None
+    empty_share: float = 0.1
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> FitSettings:
@@ -106,6 +111,12 @@ class FitSettings:
         for name in ("paper_exact", "time_weighted", "half", "flip"):
             if not isinstance(getattr(self, name), bool):
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is not a switch; pass True or False")
+        if self.empty_class is not None and (not is_whole(self.empty_class) or self.empty_class < 0):
+            raise TrainingError(
+                f"empty_class = {self.empty_class!r} is no class; pass a whole number, or None for none"
+            )
+        if not isinstance(self.empty_share, float | int) or not 0 <= self.empty_share <= 1:
+            raise TrainingError(f"empty_share = {self.empty_share!r} is no share; pass a number from 0 to 1")
         if not isinstance(self.learning_rate, float | int) or not 0 < self.learning_rate < math.inf:
             raise TrainingError(f"learning_rate = {self.learning_rate!r} is not a positive number")
         if self.score_samples and self.kind != "residual":
@@ -124,9 +135,20 @@ class FitPlan:
         settings: FitSettings | None = None,
         schedule: str | Schedule | None = None,
         condition: Mapping[str, Tensor] | None = None,
+        layer: str | None = None,
+        cache: Path | None = None,
+        progress: bool = True,
     ):
         settings = settings or FitSettings()
-        opened = open_model(model, schedule, settings.half)
+        held_out = settings.calibration_samples > 0
+        foreign = open_foreign(model, layer, settings.empty_class)
+        if foreign is None:
+            opened = open_model(model, schedule, settings.half, settings.empty_class)
+        elif schedule is not None:
+            raise TrainingError("the model knows its schedule; leave schedule out")
+        else:
+            wanted = (max(settings.images, settings.measure_images), settings.calibration_samples)
+            opened, train, test = foreign_parts(foreign, data, condition, held_out, wanted, cache, progress)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
         self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
@@ -136,13 +158,21 @@ class FitPlan:
         counts = {name: value for name, value in asdict(share).items() if name != "times"}
         self.settings = settings = replace(settings, **counts)
         bundle.check_loadable()
-        taken = (bundle.image_shape, bundle.data_range, bundle.name)
-        self.train, self.test = open_parts(data, condition, settings.calibration_samples > 0, *taken)
+        if foreign is None:
+            taken = (bundle.image_shape, bundle.data_range, bundle.name)
+            train, test = open_parts(data, condition, held_out, *taken)
+        self.train = self._told(train, "train")
+        self.test = None if test is None or not settings.calibration_samples else self._told(test, "test")
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
         kind = None if settings.kind == "auto" else settings.kind
         first = torch.arange(1)
+        if self.heads and bundle.network.backbone.tap is None:
+            raise TrainingError(
+                f"{bundle.name} is a function without layers, so that heads have nothing to read; pass heads=() to "
+                f"measure the numbers per time alone, or give a torch module and the name of its output layer (layer=)"
+            )
         self.tasks = (
             new_heads(
                 *(bundle.network, self.train.x_0(first), self.heads, kind, self.loss, settings.seed),
@@ -154,9 +184,15 @@ class FitPlan:
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
-        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, settings.flip)
+        # the latent of a mirrored image is not the mirrored latent
+        flip = settings.flip and bundle.data_range is not None and len(bundle.image_shape) == 3
+        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, flip)
         self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
         self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
+
+    def _told(self, part: Part, name: str) -> Part:
+        generator = step_generator(self.settings.seed, f"empty condition of {name}", 0)
+        return told_to(self.bundle, part, self.settings.empty_share, generator)
 
     @property
     def calibrated(self) -> list[str]:
@@ -184,7 +220,8 @@ class FitPlan:
         measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
         return (
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}, measures "
+            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
+            f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
             f"{measured if settings.measure_images else 'nothing more'}"
         )
 
@@ -311,20 +348,24 @@ def fit(
     images: int = 4096,
     seed: int = 0,
     schedule: str | Schedule | None = None,
+    layer: str | None = None,
     work: str | Path | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Bundle:
     """Fit heads on a frozen model, measure its numbers per time, and calibrate: everything its covariances need.
 
-    model: a diffusers pipeline (DDPM, DDIM), the directory of one, of a bundle or of a run of `optcov train`, a Bundle,
-    or (unet, schedule[, prediction_type]).
-    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels) or (images, condition). A tenth
-    is held out for the calibration, unless the data has a test part of its own.
+    model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
+    bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
+    or function, or a denoiser D(x, sigma) that knows its sigma_data.
+    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
+    condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
+    out for the calibration, unless the data has a test part of its own.
     heads: by name; () measures the numbers per time alone. condition: what else the network takes by name, each a
     tensor with one entry per image. images: how many a closed-form fit looks at.
-    work: a directory that keeps what is done, so that a call that was stopped goes on. progress: a bar with the time
-    left, on a terminal. settings: the others of `FitSettings`, such as batch_size=64.
+    layer: the output layer of a module of your own, by name. work: a directory that keeps what is done, so that a call
+    that was stopped goes on. progress: a bar with the time left, on a terminal. settings: the others of `FitSettings`,
+    such as batch_size=64.
 
     >>> import torch
     >>> from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
@@ -338,7 +379,7 @@ def fit(
     """
     kept = None if work is None else check_path(work)  # refused before anything is opened
     options = FitSettings.of({"images": images, "seed": seed, **settings})
-    plan = FitPlan(model, data, heads, options, schedule, condition)
+    plan = FitPlan(model, data, heads, options, schedule, condition, layer, kept and kept / LATENTS, progress)
     if kept is None:
         return plan.run(None, progress)
     with directory_lock(kept) if this_process().is_main_process else nullcontext():

@@ -46,6 +46,7 @@ def fit_identity(
         "images": images_identity(train),
         "condition": condition_entry(train),
         "held-out images": None if held_out is None else images_identity(held_out),
+        **({} if held_out is None or (told := condition_entry(held_out)) is None else {"held-out condition": told}),
         "times": known_by(digest_numbers(times), len(times)),
         **options,
     }

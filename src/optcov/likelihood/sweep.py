@@ -34,6 +34,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
 )
 from optcov.networks import HeadedNetwork
+from optcov.networks.guidance import refuse_guided
 from optcov.prediction import check_condition, condition_of, take
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
@@ -100,6 +101,7 @@ class Sweep:
         identity: Mapping[str, Any] | str | None = None,
     ):
         check_stochastic(process.forward)
+        refuse_guided(process.network)
         check_cdf(cdf)
         self.last_variances = tuple(check_last_variance(name) for name in last_variances)
         self.process, self.images, self.cdf = process, images, cdf
