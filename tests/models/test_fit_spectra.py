@@ -158,6 +158,27 @@ def test_many_times_are_stored_as_a_few_smooth_ones():
     assert float((middle - 1).abs().max()) < 0.12  # a single time of 96 images is off by up to 0.5
 
 
+def test_times_of_a_discrete_schedule_are_stored_as_such():
+    meter = SpectrumMeter((1, 4, 4))
+    for t in range(1, 1001, 20):
+        meter.note(float(t), {"residual": torch.ones(1, 1, 4, 4, dtype=torch.float64)})
+    stored = meter.spectra(Schedule.linear())
+    assert len(stored.times) > STORED_TIMES / 2
+    assert bool((stored.times == stored.times.round()).all())
+    stored.check_fits((1, 4, 4), Schedule.linear())
+
+
+def test_a_time_without_signal_has_a_spectrum_too():
+    flow, meter = Schedule.flow(), SpectrumMeter((1, 4, 4))
+    for t in torch.linspace(0.01, 1, 50, dtype=torch.float64).tolist():
+        meter.note(t, {"residual": torch.full((1, 1, 4, 4), 1 + t, dtype=torch.float64)})
+    stored = meter.spectra(flow)
+    assert float(stored.times[-1]) == 1.0
+    at = stored.function("residual", (1, 4, 4), flow, flow).at
+    assert float(at(1.0).mean()) == pytest.approx(2.0, rel=0.05)
+    assert float(at(0.5).mean()) == pytest.approx(1.5, rel=0.05)
+
+
 def test_parabolas_pass_through_what_is_one():
     levels = torch.linspace(-5, 5, 30, dtype=torch.float64)
     values = 3 + levels - 0.2 * levels.square()

@@ -60,7 +60,7 @@ from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
 TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
-SPECTRA, DECODER = "spectra.safetensors", "vae"
+DECODER, SPECTRA = "vae", "spectra.safetensors"
 FILES = frozenset({CONFIG, UNET, DECODER, HEADS, NUMBERS, SPECTRA, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
 
 
@@ -454,10 +454,10 @@ class Bundle:
                 save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
                 storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
-            if self.empty_condition:
-                storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
             if self.spectra is not None:
                 storage.write_tensors(scratch / SPECTRA, self.spectra.tensors())
+            if self.empty_condition:
+                storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 

@@ -90,7 +90,8 @@ def estimate(plan: FitPlan, cache_bytes: int) -> FitEstimate:
     seconds = 0.0
     for _ in range(2):
         began = time.monotonic()
-        features = network.features(batch.x_0, batch.times, **batch.condition).features
+        output = network.features(batch.x_0, batch.times, **batch.condition)
+        features = output.output if output.features is None else output.features
         float(features.flatten()[0])  # waits for the device
         seconds = time.monotonic() - began
     each = features.nbytes // len(batch.x_0)

@@ -164,7 +164,7 @@ class FitPlan:
             taken = (bundle.image_shape, bundle.data_range, bundle.name)
             train, test = open_parts(data, condition, held_out, *taken)
         self.train = self._told(train, "train")
-        self.test = None if test is None else self._told(test, "test")
+        self.test = None if test is None or not settings.calibration_samples else self._told(test, "test")
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle import Spectra
-from optcov.bundle.spectra import banded, noise_levels, packed, unbanded
+from optcov.bundle.spectra import HIGHEST_LEVEL, banded, noise_levels, packed, unbanded
 from optcov.covariances import BySpectrum, Covariance, Example
 from optcov.fitting.config import TrainingError
 from optcov.gaussian import PLAIN
@@ -93,7 +93,8 @@ class SpectrumMeter:
         """Powers at the wanted noise levels, (S, *bands), from those at all levels, (T, *bands)."""
         level = unbanded(power, self.image_shape).flatten(1).mean(1)
         shape = _over_frequencies(power / level.reshape(-1, *[1] * (power.ndim - 1)))
-        width = LEVEL_WIDTH * float(levels[-1] - levels[0]) / (STORED_TIMES - 1)
+        known = _with_signal(levels)
+        width = LEVEL_WIDTH * float(known[-1] - known[0]) / (STORED_TIMES - 1)
         weights = _kernel(levels, wanted, width)
         shape = torch.einsum("st,t...->s...", weights / weights.sum(1, keepdim=True), shape)
         shape = shape.clamp(min=FLOOR)
@@ -145,11 +146,18 @@ def _mixture(means: Tensor) -> Tensor:
 def _stored_times(times: Tensor, levels: Tensor, schedule: Schedule) -> Tensor:
     if len(times) <= STORED_TIMES:
         return times
-    even = torch.linspace(float(levels[0]), float(levels[-1]), STORED_TIMES, dtype=torch.float64)
-    chosen = schedule.nearest(schedule.time_at(-even))
+    known = _with_signal(levels)
+    even = torch.linspace(float(known[0]), float(known[-1]), STORED_TIMES, dtype=torch.float64)
+    chosen = schedule.nearest(schedule.time_at(-even)).double()
     chosen[0], chosen[-1] = times[0], times[-1]
     ascending: Tensor = torch.unique(chosen)
     return ascending
+
+
+def _with_signal(levels: Tensor) -> Tensor:
+    """Levels at which a signal is left; all, if there is none."""
+    known = levels[levels < HIGHEST_LEVEL]
+    return known if len(known) else levels
 
 
 def _file(directory: Path, t: float) -> Path:

@@ -46,7 +46,7 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
     if trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
     row = find_method(method)
-    if row.covariance and find_covariance(row.covariance).spectrum is not None:
+    if row.covariance is not None and find_covariance(row.covariance).spectrum is not None:
         raise ValueError(
             f"{row.name} correlates pixels by a spectrum, which a scheduler's config cannot hold; sample by "
             f"bundle.sample(n, method={row.name!r}), or attach a method such as {DEFAULT_METHOD}"
