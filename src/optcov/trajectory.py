@@ -211,9 +211,7 @@ def _time_of_sigma(schedule: Schedule, sigma: float, first: float, end: float) -
     """The time of a noise-to-signal ratio between those of two times; the nearest one of a discrete schedule."""
     low, high = (math.exp(-float(schedule.log_snr(t)) / 2) for t in (first, end))
     if not low <= sigma < high:
-        raise ValueError(
-            f"first_sigma = {sigma} is outside {low:.3g}..{high:.3g}, what the schedule has; choose another"
-        )
+        raise ValueError(f"first_sigma = {sigma} is outside {low:.3g}..{high:.3g}, what the schedule has")
     time = float(schedule.time_at(torch.tensor([-2 * math.log(sigma)], dtype=torch.float64)))
     return max(round(time), int(first)) if schedule.discrete else time
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_the_oracle_of_this_file_is_the_mixtures_oracle():
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 def test_measured_powers_tend_to_the_closed_form(eta):
     noise = match_noise(
-        denoiser(SCHEDULE), SCHEDULE, TRAJECTORY, DATA, eta=eta, samples=6000, rings=None, batch_size=6000
+        denoiser(SCHEDULE), SCHEDULE, TRAJECTORY, DATA, eta=eta, samples=6000, rings=None, shrink=True, batch_size=6000
     )
     exact = exact_powers(SCHEDULE, TRAJECTORY, eta, 1e-4)
     for place, s in enumerate(TRAJECTORY.times[:-1], start=1):
@@ -93,7 +94,7 @@ def test_marginals_of_fresh_samples_are_those_of_the_forward_process(schedule):
     network = denoiser(schedule)
     if schedule.last_time_with_signal < schedule.final_time:  # this network predicts noise, which needs a signal
         trajectory = Trajectory((0.05, 0.2, 0.4, 0.6, 0.8, 0.98))
-    noise = match_noise(network, schedule, trajectory, DATA, samples=4000, rings=None, batch_size=4000)
+    noise = match_noise(network, schedule, trajectory, DATA, samples=4000, rings=None, shrink=True, batch_size=4000)
     start = batch_noise(7, range(count), 0, SHAPE) * schedule.unit_data_std(trajectory.times[-1])
     seen = []
     matched_2m(network, noise, start, 7, callback=seen.append)
@@ -103,6 +104,18 @@ def test_marginals_of_fresh_samples_are_those_of_the_forward_process(schedule):
         spread = math.sqrt(2 * 2 / count)  # of a variance, both of the measured batch and of this one
         assert float(((found.mean(0) - mean) / power.sqrt()).abs().max()) < 5 * math.sqrt(2 / count)
         assert float((found.var(0) / power - 1).abs().max()) < 5 * spread
+
+
+def test_without_shrinking_only_power_that_is_missing_is_added():
+    noise = match_noise(denoiser(SCHEDULE), SCHEDULE, TRAJECTORY, DATA, eta=0.0, samples=500, rings=None)
+    assert bool((noise.gain == 1).all())
+    start, seen = batch_noise(7, range(2000), 0, SHAPE), []
+    matched_2m(denoiser(SCHEDULE), noise, start, 7, callback=seen.append)
+    for step in seen[:-1]:
+        mean, power = DATA.at(SCHEDULE, step.s)
+        found = Basis().transform(step.x_s.double())
+        assert float((found.var(0) / power).min()) > 1 - 5 * math.sqrt(2 / 500)
+        assert float(((found.mean(0) - mean) / power.sqrt()).abs().max()) < 5 * math.sqrt(2 / 500)
 
 
 def test_without_noise_and_shift_it_is_diffusers_dpm_solver():
@@ -124,7 +137,7 @@ def test_the_mean_is_of_second_order():
     def solved(steps: int) -> torch.Tensor:
         grid = torch.linspace(math.log(4.0), math.log(0.5), steps + 1, dtype=torch.float64).exp().tolist()
         x, previous, forward = start, None, ForwardProcess(schedule, 0.0)
-        for t, s in zip(grid[:-1], grid[1:], strict=True):
+        for t, s in pairwise(grid):
             current = Prediction.of(network(x, t), x, t, *schedule.levels(t))
             x, previous = mean_of_step(forward, current, s, previous), current
         return x
@@ -132,7 +145,7 @@ def test_the_mean_is_of_second_order():
     gap = Basis().transform(start) - MEAN
     exact = Basis().inverse(MEAN + gap * ((POWER + 0.25) / (POWER + 16)).sqrt())
     errors = [float((solved(steps) - exact).square().mean().sqrt()) for steps in (16, 32, 64)]
-    for coarse, fine in zip(errors, errors[1:], strict=False):
+    for coarse, fine in pairwise(errors):
         assert 3.2 < coarse / fine < 4.8
 
 

@@ -4,6 +4,7 @@ config.json               what the weights mean: schedule, time argument, image 
 unet/                     the noise predictor, in diffusers' format
 heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
 numbers.safetensors       Gamma_t and the mean square residual at some times
+matched.safetensors       matched noise of few-step trajectories
 trajectories.json         optimal trajectories, by schedule and method
 provenance.json           data, code, seeds, hyper-parameters, measured calibration
 """
@@ -20,6 +21,7 @@ from typing import Any, final
 from torch import Tensor, nn, no_grad
 
 from optcov import storage
+from optcov.bundle import matched as matched_noises
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
@@ -34,11 +36,13 @@ from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time
+from optcov.solvers import MatchedNoise
 from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
+MATCHED = "matched.safetensors"
 TRAJECTORIES, PROVENANCE = "trajectories.json", "provenance.json"
-FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, TRAJECTORIES, PROVENANCE, ".lock"})
+FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, MATCHED, TRAJECTORIES, PROVENANCE, ".lock"})
 
 
 @final
@@ -55,6 +59,7 @@ class Bundle:
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fingerprint: str = ""  # of the noise predictor's weights
+    matched: tuple[MatchedNoise, ...] = ()  # what Matched 2M draws with, by schedule and number of steps
 
     def __post_init__(self) -> None:
         for name in self.network.heads:
@@ -149,6 +154,31 @@ class Bundle:
         kept = [entry for entry in self.trajectories if entry.key not in keys]
         return replace(self, trajectories=(*kept, *new))
 
+    def with_matched_noise(
+        self, images: Any, steps: int = 10, *, trajectory: Trajectory | None = None, **options: Any
+    ) -> Bundle:
+        """Measure what Matched 2M needs to draw in `steps` steps on the schedule in use, and keep it.
+
+        images: some hundred training images or more, (n, C, H, W) in [-1, 1] or uint8 or a path. trajectory: its times;
+        Karras ones whose last step starts at a noise-to-signal ratio of 1 / steps by default. options: those of
+        optcov.solvers.match_noise, such as eta, samples (start noises, 512), seed, condition, progress.
+
+        >>> import optcov
+        >>> from optcov.bundle import test_images
+        >>> bundle = optcov.load("fashion").with_matched_noise(test_images("fashion")[:32], steps=3, samples=16)
+        >>> bundle.sample(2, method="Matched 2M", steps=3, progress=False).shape
+        torch.Size([2, 1, 28, 28])
+        """
+        if trajectory is not None and not isinstance(trajectory, Trajectory):
+            raise BundleError(f"trajectory = {trajectory!r:.80} is not a Trajectory; pass Trajectory(times)")
+        times = matched_noises.few_step_times(self.schedule, steps) if trajectory is None else trajectory
+        new = matched_noises.measure(self, images, times, options)
+        return replace(self, matched=matched_noises.with_entry(self.matched, new))
+
+    def matched_noise(self, steps: int) -> MatchedNoise:
+        """What Matched 2M draws with in `steps` steps on the schedule in use."""
+        return matched_noises.find(self.matched, self.schedule, steps, self.name)
+
     def with_provenance(self, **sections: Any) -> Bundle:
         """Add sections to the history, or replace those of the same name; plain JSON values."""
         return replace(self, provenance=MappingProxyType({**self.provenance, **sections}))
@@ -158,7 +188,7 @@ class Bundle:
 
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
         """
-        if len(self.network.heads) or self.numbers is not None:
+        if len(self.network.heads) or self.numbers is not None or self.matched:
             raise BundleError("round the weights before fitting heads and measuring numbers, which belong to the old")
         state = {
             name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
@@ -298,6 +328,8 @@ class Bundle:
                 save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
                 storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
+            if self.matched:
+                storage.write_tensors(scratch / MATCHED, *matched_noises.to_file(self.matched))
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 

@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from optcov import storage
-from optcov.bundle.bundle import CONFIG, HEADS, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.bundle import CONFIG, HEADS, MATCHED, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
+from optcov.bundle.matched import from_file
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
 from optcov.bundle.weights import check_images, load_head, load_unet, read_json
@@ -23,6 +24,7 @@ from optcov.checkpoints import ImportedModel
 from optcov.data.arrays import load_npz
 from optcov.networks import Backbone, Head, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
+from optcov.solvers import MatchedNoise
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
 
@@ -92,6 +94,7 @@ def _load(directory: Path) -> Bundle:
         noise_caps=config.noise_caps,
         provenance=_load_provenance(directory / PROVENANCE),
         fingerprint=weights,
+        matched=_load_matched(directory / MATCHED, config.image_shape),
     )
 
 
@@ -123,6 +126,14 @@ def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
         numbers = NumbersPerTime.from_tensors(tensors)
         schedule.check_times(numbers.times)
     return numbers
+
+
+def _load_matched(path: Path, image_shape: tuple[int, ...]) -> tuple[MatchedNoise, ...]:
+    if not path.exists():
+        return ()
+    tensors, metadata = storage.read_tensors(path)
+    with _naming(path):
+        return from_file(tensors, metadata, image_shape)
 
 
 def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:

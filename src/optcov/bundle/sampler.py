@@ -11,14 +11,14 @@ from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.covariances import Covariance
-from optcov.identity import condition_identity
+from optcov.identity import condition_identity, digest_tensors
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
 from optcov.schedule import check_number, is_whole
-from optcov.solvers import SolverResult
+from optcov.solvers import MatchedNoise, SolverResult
 from optcov.trajectory import Trajectory
 
 
@@ -56,6 +56,7 @@ class Sampler:
         self.tolerance = check_number("tolerance", tolerance)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
+        self.matched: MatchedNoise | None = None
         if self.method.covariance is not None:
             self.process = model.reverse_process(self.method, all_heads=False)
             if isinstance(trajectory, str):
@@ -68,6 +69,9 @@ class Sampler:
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
+        if self.method.solver == "matched":
+            self.matched = model.matched_noise(steps)
+            self.trajectory = self.matched.trajectory
         self.condition = check_condition(condition, max(map(len, (condition or {}).values()), default=0))
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
 
@@ -95,6 +99,7 @@ class Sampler:
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,
             "times": list(self.trajectory.times) if self.trajectory else None,
+            "matched_noise": None if self.matched is None else digest_tensors(self.matched.tensors()),
             "seed": self.seed,
             "noise_cap": self.noise_cap,
             "last_step": self.last_step,
@@ -114,6 +119,7 @@ class Sampler:
             indices,
             self.seed,
             process=self.process,
+            matched=self.matched,
             trajectory=self.trajectory,
             data_range=self.bundle.data_range,
             noise_cap=self.noise_cap,

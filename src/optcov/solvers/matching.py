@@ -7,13 +7,19 @@ The forward process makes x_s = a_s x_0 + b_s eps, whose mean is a_s E[x_0] and 
 A solver in few steps misses both. So a batch of start noises takes the trajectory together, step by step. After each
 step, with m_f and q_f the mean and variance of (B (gamma D + kappa x_t))_f over the batch,
 
-    T = a_s^2 P + b_s^2                         the power it should have
-    g = min(1, sqrt((T - floor b_s^2) / q))     takes away what is too much
-    p = T - g^2 q                               adds what is missing, as noise
-    shift = B^T (a_s B E[x_0] - g m)            the mean that is missing
+    T = a_s^2 P + b_s^2                  the power it should have
+    p = max(T - q, floor b_s^2)          the power that is missing, added as noise
+    shift = B^T (a_s B E[x_0] - m)       the mean that is missing
 
-and the batch goes on with all of them. They are frozen then, and serve every image. The floor keeps the step's density
+and the batch goes on with both. They are frozen then, and serve every image. The floor keeps the step's density
 defined. q fluctuates with the batch; so the ratio of q to T is averaged over rings of similar frequencies.
+
+Where a step has more power than T, noise is no remedy. With shrink=True such frequencies are scaled down by
+
+    g = min(1, sqrt((T - floor b_s^2) / q)),   p = T - g^2 q,   shift = B^T (a_s B E[x_0] - g m)
+
+which makes mean and power of x_s exact at every step. It is off by default: samples of a real network vary too little,
+and with it the distance of images gets worse (docs/few-steps.md).
 """
 
 from __future__ import annotations
@@ -79,6 +85,7 @@ def match_noise(
     seed: int = 0,
     rings: int | None = RINGS,
     floor: float = FLOOR,
+    shrink: bool = False,
     condition: Mapping[str, Tensor] | None = None,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
@@ -86,7 +93,8 @@ def match_noise(
 ) -> MatchedNoise:
     """Measure shift and power of all steps on a batch of start noises, in samples * (K - 1) network evaluations.
 
-    condition: one entry per start noise. rings: how many rings of frequencies share a ratio; None keeps each frequency apart.
+    condition: one entry per start noise. rings: how many rings of frequencies per axis share a ratio; None keeps each
+    frequency apart. shrink: also scale down what has too much power.
     """
     _check(samples, floor, trajectory)
     shape, forward = tuple(data.mean.shape), ForwardProcess(schedule, eta)
@@ -101,7 +109,7 @@ def match_noise(
         mean = mean_of_step(forward, current, s, previous)
         place = len(trajectory) - number
         least = floor * schedule.beta_bar(s)
-        power[place], shift[place], gain[place] = _missing(mean, *data.at(schedule, s), rings, least)
+        power[place], shift[place], gain[place] = _missing(mean, *data.at(schedule, s), rings, least, shrink)
         drawn = Basis().transform(batch_noise(seed, numbers, number, shape).to(device))
         inside = gain[place].to(mean) * Basis().transform(mean) + power[place].to(mean).sqrt() * drawn
         x = Basis().inverse(inside) + shift[place].to(mean)
@@ -111,14 +119,14 @@ def match_noise(
 
 
 def _missing(
-    means: Tensor, mean: Tensor, power: Tensor, rings: int | None, least: Tensor
+    means: Tensor, mean: Tensor, power: Tensor, rings: int | None, least: Tensor, shrink: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """p, shift and g, (*D) each, for means of steps (B, *D) that should have a mean and a power by frequency."""
     found = Basis().transform(means.cpu().double())
     ratio = found.var(0) / power
     if rings is not None:
         ratio = ring_means(ratio, rings)
-    gain = ((1 - least / power) / ratio).sqrt().clamp(max=1.0)
+    gain = ((1 - least / power) / ratio).sqrt().clamp(max=1.0) if shrink else torch.ones_like(ratio)
     shift = Basis().inverse((mean - gain * found.mean(0))[None])[0]
     return torch.maximum(power * (1 - gain.square() * ratio), least).float(), shift.float(), gain.float()
 

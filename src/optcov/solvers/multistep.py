@@ -6,9 +6,9 @@ With x_t = a x_0 + b eps, lam = log(a / b), the step from t to s after one from 
     x_s ~ N(B^T diag(g_s) B (gamma D + kappa x_t) + shift_s,  B^T diag(p_s) B)
 
 gamma and kappa are those of the bridge from t to s (optcov.forward) for an eta in [0, 1], and B is an orthonormal
-cosine transform. The first step and the one to time 0 take D = x0_hat_t. The levels enter by gamma, kappa and lam alone, so
-that variance-preserving schedules, EDM and flow matching are one formula. With g = 1 and no shift it is a known solver
-twice: eta = 0 and p = 0 is DPM-Solver++ 2M, eta = 1 and p = lambda^2 is SDE-DPM-Solver++ 2M.
+cosine transform. The first step and the one to time 0 take D = x0_hat_t. The levels enter by gamma, kappa and lam
+alone, so that variance-preserving schedules, EDM and flow matching are one formula. With g = 1 and no shift it is a
+known solver twice: eta = 0 and p = 0 is DPM-Solver++ 2M, eta = 1 and p = lambda^2 is SDE-DPM-Solver++ 2M.
 
 g, shift and p are measured once per trajectory (optcov.solvers.matching) so that the mean of x_s and its power in every
 frequency are those of the forward process. Given x_t, x_u and what the network says of both, x_s is Gaussian, so the
