@@ -13,13 +13,20 @@ from torch import nn
 from optcov.bundle import Bundle, schedule_spec
 from optcov.checkpoints.pipelines import DECODERS
 from optcov.covariances import find_covariance
+from optcov.integrations.matched import MatchedScheduler
 from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
 from optcov.schedule import Schedule
 from optcov.solvers.peers import clip_options
 
-__all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UNetWithHead", "attach"]
+__all__ = [
+    "MatchedScheduler",
+    "OptimalCovarianceScheduler",
+    "OptimalCovarianceSchedulerOutput",
+    "UNetWithHead",
+    "attach",
+]
 
 TRAJECTORIES = ("even", "optimal")
 
@@ -29,7 +36,8 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
 
     Its network and its scheduler become the bundle's, which must take the same images. trajectory: "even", or "optimal"
     to visit the bundle's optimal times where it has as many steps as asked for. A bundle in continuous time runs on the
-    linear schedule of 1,000 steps, by equal noise levels.
+    linear schedule of 1,000 steps, by equal noise levels. "Matched 2M" takes the times that the bundle has matched
+    noise for on that schedule.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -38,9 +46,10 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
     row = find_method(method)
     if not bundle.schedule.discrete:
         bundle = bundle.with_schedule(Schedule.linear())
-    bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
+    if row.solver != "matched":
+        bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
-    scheduler = _scheduler(bundle, row, trajectory)
+    scheduler = _matched_scheduler(bundle) if row.solver == "matched" else _scheduler(bundle, row, trajectory)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
@@ -107,6 +116,17 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
     return scheduler
 
 
+def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:
+    scheduler = MatchedScheduler(
+        num_train_timesteps=len(bundle.schedule.betas),
+        trained_betas=bundle.schedule.betas.tolist(),
+        prediction_type=bundle.network.parameterisation,
+        data_range=None if bundle.data_range is None else list(bundle.data_range),
+    )
+    scheduler.use(bundle.matched)
+    return scheduler
+
+
 def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:
     here = schedule_spec(bundle.schedule)
     stored = [e for e in bundle.trajectories if e.method == row.name and schedule_spec(e.schedule) == here]
@@ -118,7 +138,7 @@ def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:
 def _network(bundle: Bundle, row: Method) -> nn.Module:
     """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
     network = bundle.network
-    needed = find_covariance(row.covariance or "").head
+    needed = None if row.covariance is None else find_covariance(row.covariance).head
     head = None if needed is None or (needed == "range" and network.learned_range) else bundle.heads[needed]
     times = bundle.schedule.full_grid()
     arguments = network.arguments(times)
