@@ -19,6 +19,7 @@ from torch import Tensor
 import optcov
 from optcov import data
 from optcov.bundle import Bundle
+from optcov.bundle.matched import from_file, to_file
 from optcov.data import ImageSet, to_8bit
 from optcov.forward import ForwardProcess
 from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
@@ -31,7 +32,7 @@ from optcov.trajectory import Trajectory
 
 PEERS = ("UniPC", "DPM-Solver++")
 TRAINING_IMAGES = 20_000
-CALIBRATION = 512  # start noises
+CALIBRATION = 256  # start noises
 BATCH = 64
 
 
@@ -64,13 +65,18 @@ def unmatched(bundle: Bundle, trajectory: Trajectory, eta: float) -> MatchedNois
     return MatchedNoise(bundle.schedule, trajectory, eta, power, torch.zeros_like(power), torch.ones_like(power))
 
 
-def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any]) -> MatchedNoise:
-    """What a row draws with."""
-    trajectory = row.get("times", karras)(bundle, K)
-    if not row.get("matched", True):
-        return unmatched(bundle, trajectory, row["eta"])
+def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], path: Path) -> MatchedNoise:
+    """What a row draws with; kept at the path."""
+    if path.exists():
+        return from_file(*read_tensors(path), bundle.image_shape)[0]
+    options = dict(row)
+    trajectory = options.pop("times", karras)(bundle, K)
+    if not options.pop("matched", True):
+        return unmatched(bundle, trajectory, **options)
     network = bundle.network.with_only_heads()
-    return match_noise(network, bundle.schedule, trajectory, moments, eta=row["eta"], samples=CALIBRATION)
+    found = match_noise(network, bundle.schedule, trajectory, moments, samples=CALIBRATION, **options)
+    write_tensors(path, *to_file([found]))
+    return found
 
 
 def drawn(bundle: Bundle, name: str, noise: MatchedNoise | None, K: int, images: range) -> Tensor:
@@ -94,7 +100,7 @@ def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, sam
     features = read_tensors(path)[0]["features"] if path.exists() else torch.zeros(0, 96, dtype=torch.float64)
     if len(features) >= samples:
         return
-    noise = None if name in PEERS else noise_of(bundle, moments, K, ROWS[name])
+    noise = None if name in PEERS else noise_of(bundle, moments, K, ROWS[name], path.with_suffix(".noise"))
     while len(features) < samples:
         images = range(len(features), min(len(features) + BATCH, samples))
         x_0 = drawn(bundle, name, noise, K, images)

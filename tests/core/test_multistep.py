@@ -106,6 +106,15 @@ def test_marginals_of_fresh_samples_are_those_of_the_forward_process(schedule):
         assert float((found.var(0) / power - 1).abs().max()) < 5 * spread
 
 
+def test_a_small_batch_measures_linear_data_exactly():
+    """Its noise is standardised, so that nothing of its own fluctuation is left where the network is linear."""
+    noise = match_noise(
+        denoiser(SCHEDULE), SCHEDULE, Trajectory((330, 1000)), DATA, samples=40, rings=None, shrink=True
+    )
+    exact = exact_powers(SCHEDULE, Trajectory((330, 1000)), 1.0, 1e-4)
+    assert torch.allclose(noise.power[1].double(), exact[330], rtol=1e-4)
+
+
 def test_without_shrinking_only_power_that_is_missing_is_added():
     noise = match_noise(denoiser(SCHEDULE), SCHEDULE, TRAJECTORY, DATA, eta=0.0, samples=500, rings=None)
     assert bool((noise.gain == 1).all())

@@ -12,7 +12,9 @@ step, with m_f and q_f the mean and variance of (B (gamma D + kappa x_t))_f over
     shift = B^T (a_s B E[x_0] - m)       the mean that is missing
 
 and the batch goes on with both. They are frozen then, and serve every image. The floor keeps the step's density
-defined. q fluctuates with the batch; so the ratio of q to T is averaged over rings of similar frequencies.
+defined. A batch of a few hundred has moments of its own, and what is measured on it must not copy them. So its noise is
+standardised: in each frequency mean 0 and variance 1 over the batch, exactly, and no correlation with what it is added
+to. What is left is averaged: the ratio of q to T over rings of similar frequencies.
 
 Where a step has more power than T, noise is no remedy. With shrink=True such frequencies are scaled down by
 
@@ -100,7 +102,8 @@ def match_noise(
     shape, forward = tuple(data.mean.shape), ForwardProcess(schedule, eta)
     numbers = range(FIRST_IMAGE, FIRST_IMAGE + samples)
     predictor = Predictor(network, schedule, check_condition(condition, samples), batch_size)
-    x = batch_noise(seed, numbers, 0, shape).to(device) * schedule.unit_data_std(trajectory.times[-1])
+    white = _standardised(batch_noise(seed, numbers, 0, shape))
+    x = Basis().inverse(white).to(device) * schedule.unit_data_std(trajectory.times[-1])
     power, shift = torch.zeros(2, len(trajectory), *shape)
     gain = torch.ones_like(power)
     steps = list(enumerate(trajectory.descending(), start=1))[:-1]  # the last one shows its mean: nothing to match
@@ -110,8 +113,9 @@ def match_noise(
         place = len(trajectory) - number
         least = floor * schedule.beta_bar(s)
         power[place], shift[place], gain[place] = _missing(mean, *data.at(schedule, s), rings, least, shrink)
-        drawn = Basis().transform(batch_noise(seed, numbers, number, shape).to(device))
-        inside = gain[place].to(mean) * Basis().transform(mean) + power[place].to(mean).sqrt() * drawn
+        kept = Basis().transform(mean)
+        white = _standardised(batch_noise(seed, numbers, number, shape), kept.cpu()).to(mean)
+        inside = gain[place].to(mean) * kept + power[place].to(mean).sqrt() * white
         x = Basis().inverse(inside) + shift[place].to(mean)
     if not bool(x.isfinite().all()):
         raise ValueError("NaN or infinity on the way; check the network's input scale, weights and precision")
@@ -129,6 +133,17 @@ def _missing(
     gain = ((1 - least / power) / ratio).sqrt().clamp(max=1.0) if shrink else torch.ones_like(ratio)
     shift = Basis().inverse((mean - gain * found.mean(0))[None])[0]
     return torch.maximum(power * (1 - gain.square() * ratio), least).float(), shift.float(), gain.float()
+
+
+def _standardised(noise: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Noise (B, *D) by frequency: mean 0 and variance 1 over the batch, no correlation with frequencies beside it."""
+    white = Basis().transform(noise.double())
+    white = white - white.mean(0)
+    if beside is not None:
+        other = beside.double() - beside.double().mean(0)
+        spread = other.square().sum(0)
+        white = white - other * ((white * other).sum(0) / spread).where(spread > 0, 0.0)
+    return (white / white.std(0)).to(noise.dtype)
 
 
 def ring_means(values: Tensor, rings: int) -> Tensor:
