@@ -10,6 +10,8 @@ own; the distance is to the test images. Drawn features are kept in --out, so th
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,11 @@ def karras(bundle: Bundle, K: int, factor: float = 1.0, rho: float = 7.0) -> Tra
     return Trajectory.karras(bundle.schedule, K, rho, first_sigma=factor / K)
 
 
+def log_even(bundle: Bundle, K: int) -> Trajectory:
+    """Times that are even in the log-SNR, nearly, with the same first one."""
+    return karras(bundle, K, rho=100.0)
+
+
 def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
     """The times that diffusers' solvers visit here."""
     return Trajectory([round(1 + 999 * i / K) for i in range(1, K + 1)])
@@ -52,7 +59,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "Matched 2M, eta = 0.5": {"eta": 0.5},
     "Matched 2M, eta = 1": {"eta": 1.0},
     "2M, the same times, eta = 0, nothing matched": {"eta": 0.0, "matched": False},
-    "Matched 2M, eta = 0.3, times of diffusers": {"eta": 0.3, "times": diffusers_times},
+    "Matched 2M, times even in log-SNR": {"eta": 0.3, "times": log_even},
+    "Matched 2M, times of diffusers": {"eta": 0.3, "times": diffusers_times},
+    "Matched 2M, shrunk too": {"eta": 0.3, "shrink": True},
 }
 
 
@@ -108,28 +117,41 @@ def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, sam
         write_tensors(path, {"features": features})
 
 
-def difference(ours: Distance, theirs: Distance) -> str:
-    """The difference with the standard error of paired groups."""
+def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
+    """The difference of the limits, and its standard error by paired groups."""
     pairs = zip(ours.replicates, theirs.replicates, strict=True)
     error = jackknife_error([[a - b for a, b in zip(*sides, strict=True)] for sides in pairs if sides[0]])
     assert ours.limit is not None
     assert theirs.limit is not None
-    gap = ours.limit - theirs.limit
-    return f"{gap:+.3f} ± {error:.3f}" + (f" (z = {gap / error:+.1f})" if error else "")
+    return ours.limit - theirs.limit, error
 
 
-def table(out: Path, reference: FeatureStatistics, K: int) -> str:
-    """A table of all cells of K steps, on as many samples as the peers have at least in common with each row."""
-    lines = ["| | samples | distance | from UniPC | from DPM-Solver++ |", "|---|---:|---:|---:|---:|"]
+def measured(out: Path, reference: FeatureStatistics, K: int) -> Iterator[dict[str, Any]]:
+    """All cells of K steps; each is compared with the peers on as many samples as they have in common."""
     for name in (*PEERS, *ROWS):
-        if not path_of(out, name, K).exists():
+        files = [path_of(out, n, K) for n in (name, *PEERS)]
+        if not all(file.exists() for file in files):
             continue
-        cells = [read_tensors(path_of(out, n, K))[0]["features"] for n in (name, *PEERS)]
+        cells = [read_tensors(file)[0]["features"] for file in files]
         count = min(map(len, cells))
         ours, *theirs = (measure_frechet(cell[:count], reference, mix=False) for cell in cells)
-        gaps = ["" if name == other else difference(ours, d) for other, d in zip(PEERS, theirs, strict=True)]
-        lines.append(f"| {name} | {count:,} | {ours.limit:.3f} ± {ours.standard_error:.3f} | {gaps[0]} | {gaps[1]} |")
-    return "\n".join(lines)
+        gaps = {peer: difference(ours, d) for peer, d in zip(PEERS, theirs, strict=True) if peer != name}
+        size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
+        yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}
+
+
+def table(cells: Iterable[dict[str, Any]]) -> str:
+    """Cells as a table."""
+    lines = ["| | samples | distance | from UniPC | from DPM-Solver++ |", "|---|---:|---:|---:|---:|"]
+    for cell in cells:
+        gaps = [_words(*cell["differences"][peer]) if peer in cell["differences"] else "" for peer in PEERS]
+        number = f"{cell['limit']:.3f} ± {cell['standard_error']:.3f}"
+        lines.append(f"| {cell['row']} | {cell['samples']:,} | {number} | {gaps[0]} | {gaps[1]} |")
+    return "\n".join(lines).replace("-0.", "−0.").replace("= -", "= −")
+
+
+def _words(gap: float, error: float) -> str:
+    return f"{gap:+.3f} ± {error:.3f} (z = {gap / error:+.1f})"
 
 
 def main() -> None:
@@ -142,6 +164,7 @@ def main() -> None:
     parser.add_argument("--row", action="append", help="a row alone; all of them by default")
     parser.add_argument("--schedule", default="linear")
     parser.add_argument("--table", action="store_true", help="draw nothing")
+    parser.add_argument("--record", type=Path, help="write all cells of the tables to this file, a line of JSON each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     reference = FeatureStatistics.of(find_extractor("fashion").features(data.load(options.data, "test")))
@@ -151,8 +174,11 @@ def main() -> None:
         for K in options.steps:
             for name in options.row or (*PEERS, *ROWS):
                 fill(bundle, moments, options.out, name, K, options.samples)
-    for K in options.steps:
-        print(f"\nK = {K}\n\n{table(options.out, reference, K)}")
+    cells = [list(measured(options.out, reference, K)) for K in options.steps]
+    for K, found in zip(options.steps, cells, strict=True):
+        print(f"\nK = {K}\n\n{table(found)}")
+    if options.record:
+        options.record.write_text("".join(json.dumps(cell) + "\n" for found in cells for cell in found))
 
 
 if __name__ == "__main__":
