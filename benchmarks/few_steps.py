@@ -21,7 +21,7 @@ from torch import Tensor
 import optcov
 from optcov import data
 from optcov.bundle import Bundle
-from optcov.bundle.matched import from_file, to_file
+from optcov.bundle.matched import few_step_times, from_file, to_file
 from optcov.data import ImageSet, to_8bit
 from optcov.forward import ForwardProcess
 from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
@@ -38,14 +38,14 @@ CALIBRATION = 256  # start noises
 BATCH = 64
 
 
-def karras(bundle: Bundle, K: int, factor: float = 1.0, rho: float = 7.0) -> Trajectory:
-    """Karras times whose first sigma is factor / K."""
-    return Trajectory.karras(bundle.schedule, K, rho, first_sigma=factor / K)
+def default_times(bundle: Bundle, K: int) -> Trajectory:
+    """Those of Bundle.with_matched_noise: even in the log-SNR."""
+    return few_step_times(bundle.schedule, K)
 
 
-def log_even(bundle: Bundle, K: int) -> Trajectory:
-    """Times that are even in the log-SNR, nearly, with the same first one."""
-    return karras(bundle, K, rho=100.0)
+def karras(bundle: Bundle, K: int) -> Trajectory:
+    """EDM's times with the same first one."""
+    return Trajectory.karras(bundle.schedule, K, first_sigma=1 / K)
 
 
 def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
@@ -55,13 +55,11 @@ def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
 
 ROWS: dict[str, dict[str, Any]] = {
     "Matched 2M": {"eta": 0.3},
-    "Matched 2M, eta = 0": {"eta": 0.0},
-    "Matched 2M, eta = 0.5": {"eta": 0.5},
-    "Matched 2M, eta = 1": {"eta": 1.0},
-    "2M, the same times, eta = 0, nothing matched": {"eta": 0.0, "matched": False},
-    "Matched 2M, times even in log-SNR": {"eta": 0.3, "times": log_even},
+    "Matched 2M, Karras times": {"eta": 0.3, "times": karras},
+    "Matched 2M, Karras times, eta = 0": {"eta": 0.0, "times": karras},
     "Matched 2M, times of diffusers": {"eta": 0.3, "times": diffusers_times},
     "Matched 2M, shrunk too": {"eta": 0.3, "shrink": True},
+    "2M, Karras times, eta = 0, nothing matched": {"eta": 0.0, "times": karras, "matched": False},
 }
 
 
@@ -79,7 +77,7 @@ def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], 
     if path.exists():
         return from_file(*read_tensors(path), bundle.image_shape)[0]
     options = dict(row)
-    trajectory = options.pop("times", karras)(bundle, K)
+    trajectory = options.pop("times", default_times)(bundle, K)
     if not options.pop("matched", True):
         return unmatched(bundle, trajectory, **options)
     network = bundle.network.with_only_heads()
