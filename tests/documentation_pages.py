@@ -182,6 +182,30 @@ def _own_bundle() -> None:
     small_bundle(Schedule.linear()).save("my-bundle")
 
 
+def _own_classes() -> None:
+    """A pipeline with three classes and an empty one, and images with labels."""
+    import numpy as np
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    from small_bundles import small_unet
+
+    DDPMPipeline(small_unet(num_class_embeds=4), DDPMScheduler()).save_pretrained("my-class-pipeline")
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    np.savez("images.npz", images=pixels, labels=np.arange(60) % 3)
+
+
+def _own_models() -> None:
+    """Tiny pipelines of every kind under the names of the page, and images with captions and with labels."""
+    import numpy as np
+
+    import tiny_models as tiny
+
+    for name, kind in {"my-stable-diffusion": "sd", "my-sd3": "sd3", "my-flux": "flux", "my-dit": "dit"}.items():
+        tiny.pipeline(kind).save_pretrained(name)
+    tiny.write_folder(Path("pictures"), tiny.CAPTIONS, 12)
+    np.savez("labelled.npz", images=tiny.images(12).numpy(), labels=np.arange(12))
+
+
 def _given_fashion() -> None:
     """Fashion-MNIST as `optcov data` leaves it, but few images of it."""
     import gzip
@@ -211,6 +235,8 @@ PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
     "README.md": (_own_pipeline, _own_images, _own_bundle),
     "docs/diffusers.md": (_own_pipeline, _own_images, _own_bundle),
     "docs/data.md": (_given_fashion,),
+    "docs/how-to/my-model.md": (_own_models,),
+    "docs/how-to/classes-and-guidance.md": (_own_classes,),
     "docs/how-to/import-the-papers-checkpoints.md": (_checkpoints,),
     "docs/likelihood.md": (_own_images, _own_bundle),
     "docs/metrics.md": (_given_fashion,),

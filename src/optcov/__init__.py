@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from optcov import integrations, oracle
+    from optcov import integrations, inverse, oracle
     from optcov.bundle import Bundle, load
     from optcov.fitting.fit import fit
     from optcov.forward import Bridge, ForwardProcess
@@ -47,7 +47,7 @@ _HOMES = {
     "load": "bundle",
     "sample": "sampling",
 }
-_MODULES = ("integrations", "oracle")
+_MODULES = ("integrations", "inverse", "oracle")
 
 __all__ = [
     "METHODS",
@@ -68,6 +68,7 @@ __all__ = [
     "fit",
     "generate",
     "integrations",
+    "inverse",
     "kl_divergence",
     "load",
     "oracle",

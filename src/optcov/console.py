@@ -200,10 +200,12 @@ def settings_of(kind: type[Settings], context: typer.Context) -> Settings:
     return kind(**{field.name: context.params[field.name] for field in named if field.name in context.params})
 
 
-def some_images(data: str, model: Bundle, split: str, count: int) -> Scored:
-    """The first images of a split, in an order whose first stand for all."""
+def some_images(data: str, model: Bundle, split: str, count: int, labels: bool = True) -> Scored:
+    """The first images of a split, in an order whose first stand for all; labels: whether the network is told them."""
     from optcov.bundle.scoring import Scored
     from optcov.data import load_mixed
     from optcov.data.tensors import fitted_to
 
-    return Scored(fitted_to(load_mixed(data, split), model.image_shape, model.name), count, split)
+    found = load_mixed(data, split)
+    taken = found if model.decoder is None else model.as_latents(found.select(slice(0, count)))
+    return Scored(fitted_to(taken, model.image_shape, model.name), count, split, labels)

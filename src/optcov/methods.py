@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.covariances import Covariance, PerTime
+from optcov.covariances import Covariance, PerTime, Spectrum
 from optcov.forward import ForwardProcess
 from optcov.noise import batch_noise
 from optcov.prediction import Network
@@ -80,6 +80,7 @@ class Method:
         *,
         mean_square_noise: PerTime | None = None,
         mean_square_residual: PerTime | None = None,
+        spectrum: Spectrum | None = None,
     ) -> ReverseProcess:
         """Compose the method's reverse process."""
         forward = self.forward(schedule)
@@ -91,6 +92,7 @@ class Method:
             data_range,
             mean_square_noise=mean_square_noise,
             mean_square_residual=mean_square_residual,
+            spectrum=spectrum,
         )
 
     @property

@@ -96,17 +96,19 @@ class Prediction:
     heads: Mapping[str, Tensor] = field(default_factory=_Heads)
     units: Mapping[str, str] = field(default_factory=dict)  # of the heads; "noise" unless told
     excesses: frozenset[str] = frozenset()  # heads that estimate a second moment less the squared prediction
+    unguided: Tensor | None = None  # the output that the heads belong to, where guidance moved it, (B, *D)
 
     @staticmethod
     def of(answer: object, x_t: Tensor, t: float | Tensor, signal: Tensor, spread: Tensor) -> Prediction:
         """Take what a network returned for x_t at t; half precision is lifted."""
         units: Mapping[str, str] = {}
         excesses: frozenset[str] = frozenset()
+        unguided: Tensor | None = None
         if isinstance(answer, NoisePrediction):
             output, kind, heads = answer.noise, "epsilon", answer.heads
         elif isinstance(answer, Prediction):
             output, kind, heads = answer.output, answer.kind, answer.heads
-            units, excesses = answer.units, answer.excesses
+            units, excesses, unguided = answer.units, answer.excesses, answer.unguided
         else:
             raise ValueError(
                 f"the network returned a {type(answer).__name__}; a network returns NoisePrediction(noise, heads)"
@@ -124,7 +126,15 @@ class Prediction:
         for name, head in heads.items():
             if head.dtype.itemsize < 4:
                 lifted[name] = head.float()
-        return Prediction(x_t, t, output, kind, signal, spread, lifted, units, excesses)
+        return Prediction(x_t, t, output, kind, signal, spread, lifted, units, excesses, unguided)
+
+    @property
+    def of_heads(self) -> Prediction:
+        """The prediction that the heads belong to: itself, but for guidance."""
+        if self.unguided is None:
+            return self
+        output = self.unguided.float() if self.unguided.dtype.itemsize < 4 else self.unguided
+        return replace(self, output=output, unguided=None)
 
     @cached_property
     def clean(self) -> Tensor:

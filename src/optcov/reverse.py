@@ -8,13 +8,14 @@ step       = bridge(t, s).apply(posterior, anchor)  Gaussian over x_s: gamma mea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from optcov.covariances import Bounds, Covariance, PerTime, make_covariance
+from optcov.covariances import Bounds, Covariance, PerTime, Spectrum, make_covariance
 from optcov.forward import Bridge, ForwardProcess
 from optcov.gaussian import Gaussian
 from optcov.prediction import Network, Prediction, check_condition
@@ -25,9 +26,11 @@ from optcov.schedule import Time
 class ReverseProcess:
     """A network, a forward process and a covariance, which together give the reverse step.
 
-    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" | "npr" | "range", the matrix forms
-    "sn_full" | "npr_full", or a covariance object. "analytic" takes mean_square_noise, "npr_isotropic" takes
-    mean_square_residual: a tensor of length N + 1, or a callable of t.
+    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" | "npr" | "range" | "spectral" |
+    "npr_correlated" | "sn_correlated", the matrix forms "sn_full" | "npr_full", or a covariance object. "analytic"
+    takes mean_square_noise, "npr_isotropic" takes mean_square_residual: a tensor of length N + 1, or a callable of t.
+    "spectral", "npr_correlated" and "sn_correlated" take a spectrum: a callable of t that gives powers (*D), or a
+    Spectrum.
 
     data_range: x0_hat is clipped to it, and v to [0, (half its width)^2]. None: neither, only v >= 0 holds.
     clip_mean=False bounds v all the same, but clips x0_hat in the last step only.
@@ -56,6 +59,7 @@ class ReverseProcess:
         *,
         mean_square_noise: PerTime | None = None,
         mean_square_residual: PerTime | None = None,
+        spectrum: Spectrum | Tensor | Callable[[Time], Tensor] | None = None,
     ):
         if not callable(network):
             raise ValueError(
@@ -68,7 +72,7 @@ class ReverseProcess:
                 raise ValueError(f"{name} = {value!r} is not a switch; pass True or False")
         numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
         self.network, self.forward = network, forward
-        self.covariance = make_covariance(covariance, numbers).bound_to(forward)
+        self.covariance = make_covariance(covariance, numbers, spectrum).bound_to(forward)
         self.bounds = Bounds(data_range, clip_mean)  # counts the variances that it moves
         self.use_clipped_model_output = (
             forward.eta == 1 if use_clipped_model_output is None else use_clipped_model_output

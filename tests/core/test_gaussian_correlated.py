@@ -100,7 +100,7 @@ def test_kl_from_the_bridge_and_from_any_gaussian_is_exact(kind, name):
 def test_moments_of_draws_are_those_of_the_matrix(kind, name):
     shape = SHAPES[kind]
     covariance, matrix = covariances(shape)[name]
-    n = 40_000
+    n = 10_000
     one = Spectral(covariance.power[:1], covariance.basis) if name == "spectral" else None
     repeated = one or Correlated(covariance.variance[:1], covariance.spectrum, covariance.basis)
     draws = repeated.sqrt_apply(randn(n, *shape[1:])).flatten(1)

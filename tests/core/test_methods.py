@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from optcov import METHODS, Schedule, Trajectory, sample
+from optcov.covariances import Spectrum
 from optcov.methods import DEFAULT_METHOD, PEER_METHODS, find_method
 from optcov.oracle import GaussianMixture
 
 PAPER_ROWS = """DDPM, beta-tilde;DDPM, beta;A-DDPM;NPR-DDPM;SN-DDPM;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;
 Improved DDPM;Euler-Maruyama;Ancestral sampling;Probability flow;A-DPM;NPR-DPM;SN-DPM;Gotta Go Fast"""
+OWN_ROWS = "Spectral-DDPM;Spectral-DDIM;CNPR-DDPM;CNPR-DDIM;CSN-DDPM;CSN-DDIM"
 
 
 def test_every_row_of_the_paper_has_its_method():
-    assert list(METHODS) == [row.strip() for row in PAPER_ROWS.split(";")]
+    paper = [row.strip() for row in PAPER_ROWS.split(";")]
+    assert list(METHODS)[: len(paper)] == paper
+    assert set(OWN_ROWS.split(";")) <= set(METHODS)
 
 
 def test_every_row_is_composed_as_the_paper_says():
@@ -31,7 +36,11 @@ def test_every_row_is_composed_as_the_paper_says():
         "NPR-DPM": (1.0, "npr", 2.0),
         "SN-DPM": (1.0, "sn", 2.0),
     }
-    assert {n: (m.eta, m.covariance, m.noise_cap) for n, m in METHODS.items() if m.covariance} == table
+    found = {n: (m.eta, m.covariance, m.noise_cap) for n, m in METHODS.items() if m.covariance}
+    assert {name: found[name] for name in table} == table
+    assert found["Spectral-DDIM"] == (0.0, "spectral", 1.0)
+    assert found["CNPR-DDPM"] == (1.0, "npr_correlated", 1.0)
+    assert found["CSN-DDIM"] == (0.0, "sn_correlated", 1.0)
 
 
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.solver is None])
@@ -39,7 +48,10 @@ def test_every_reverse_method_samples(name):
     method = METHODS[name]
     schedule = Schedule.vp_sde() if method.continuous else Schedule.linear()
     data = GaussianMixture([0.5, 0.5], [[-0.5, 0.0], [0.5, 0.0]], [0.01, 0.02])
-    process = method.reverse_process(data.network(schedule), schedule, mean_square_noise=lambda t: 0.9)
+    spectrum = Spectrum.of(torch.tensor([1.5, 0.5]))
+    process = method.reverse_process(
+        data.network(schedule), schedule, mean_square_noise=lambda t: 0.9, spectrum=spectrum
+    )
     drawn = sample(process, Trajectory.even(schedule, 10), (5, 2), noise_cap=method.noise_cap)
     assert drawn.shape == (5, 2)
     assert bool(drawn.isfinite().all())

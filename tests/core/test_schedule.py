@@ -96,15 +96,41 @@ def test_from_diffusers_takes_trained_betas_and_other_schedules_as_they_are():
     torch.testing.assert_close(Schedule.from_diffusers(sigmoid).betas, sigmoid.betas.double())
 
 
-def test_from_diffusers_refuses_what_has_no_betas():
-    from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
+def test_from_diffusers_takes_flow_matching_whatever_its_shift():
+    from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
-    with pytest.raises(ValueError, match="FlowMatchEulerDiscreteScheduler is not a diffusers scheduler with betas"):
-        Schedule.from_diffusers(FlowMatchEulerDiscreteScheduler())
+    flow = DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction")
+    for scheduler in (FlowMatchEulerDiscreteScheduler(shift=3.0), flow):
+        assert Schedule.from_diffusers(scheduler).spec() == {"kind": "flow"}
+
+
+def test_from_diffusers_takes_the_sigmas_of_edm():
+    from diffusers import EDMEulerScheduler
+
+    schedule = Schedule.from_diffusers(EDMEulerScheduler(sigma_min=0.01, sigma_max=40.0))
+    assert schedule.spec() == {"kind": "edm", "sigma_min": 0.01, "sigma_max": 40.0}
+
+
+def test_from_diffusers_ends_without_signal_where_the_scheduler_does():
+    from diffusers import DDIMScheduler
+
+    scheduler = DDIMScheduler(rescale_betas_zero_snr=True, prediction_type="v_prediction")
+    schedule = Schedule.from_diffusers(scheduler)
+    ours = schedule.alpha_bar(torch.arange(1, 1001))
+    torch.testing.assert_close(ours[:-1], scheduler.alphas_cumprod.double()[:-1], rtol=2e-3, atol=1e-7)
+    assert float(ours[-1]) == 0
+    assert float(schedule.beta_bar(1000)) == 1
+    assert float(schedule.time_at(schedule.log_snr(1000))) == 1000
+    assert float(schedule.time_at(schedule.log_snr(999))) == pytest.approx(999)
+
+
+def test_from_diffusers_refuses_what_has_no_noise_schedule():
+    from diffusers import DDPMScheduler, VQDiffusionScheduler
+
+    with pytest.raises(ValueError, match="VQDiffusionScheduler has no noise schedule"):
+        Schedule.from_diffusers(VQDiffusionScheduler(10))
     with pytest.raises(ValueError, match="rescale_betas_zero_snr=False"):
         Schedule.from_diffusers(DDPMScheduler(rescale_betas_zero_snr=True))
-    with pytest.raises(ValueError, match="use_flow_sigmas=False"):
-        Schedule.from_diffusers(DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"))
 
 
 def test_a_schedule_does_not_follow_later_changes_of_the_callers_betas():
@@ -143,7 +169,7 @@ def test_signal_and_noise_power_sum_to_one(kind, steps):
     ("betas", "message"),
     [
         ([0.1, 0.0], r"betas\[1\] = 0.0 is outside \(0, 1\)"),
-        ([0.1, 1.0], r"betas\[1\] = 1.0 is outside"),
+        ([1.0, 0.1], r"betas\[0\] = 1.0 is outside"),
         ([float("nan")], r"betas\[0\] = nan"),
         ([-0.1], r"betas\[0\] = -0.1"),
         ([], "non-empty"),

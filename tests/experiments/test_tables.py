@@ -36,8 +36,9 @@ from optcov.experiments.tables.normalised import baseline_steps, normalised_step
 from optcov.experiments.tables.render import comma_separated, latex, markdown, section_title, write_table
 from optcov.experiments.tables.result import Entry, Row, Section
 from optcov.experiments.tables.timesteps import search_steps
-from optcov.metrics import Extractor, FeatureStatistics, features_of, find_extractor
+from optcov.metrics import Extractor, FeatureStatistics, features_of, find_extractor, measure_kernel
 from optcov.metrics.extractors import _Inception
+from optcov.metrics.kernel import KernelSide
 from optcov.metrics.sources import Drawing
 from small_bundles import SHAPE, save_with_images, small_bundle, small_head
 
@@ -195,6 +196,29 @@ def test_another_module_under_the_same_name_is_another_cell(monkeypatch: pytest.
     assert pools[0].identity != pools[1].identity
     with pytest.raises(ValueError, match="has no weights yet; call it once before"):
         _ = Extractor(torch.nn.LazyLinear(2), "FD-mine").identity
+
+
+def test_kid_is_measured_beside_fid_and_no_other_distance(tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Pixels(_Inception):
+        def __init__(self) -> None: ...
+
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            seen.append(images.flatten(1)[:, :3].double() / 255)
+            return seen[-1]
+
+    work = evaluation()
+    cell = work.distance_cell("linear", "DDIM", 2)
+    assert "kernel" not in _exhaust(work.compute(cell, tmp_path / "other"))
+    work = evaluation()
+    work._extractor = Extractor(Pixels(), "FID")
+    found = _exhaust(work.compute(cell, tmp_path / "fid"))
+    drawn, reference = torch.cat(seen)[-work.size.samples :], work.reference_features
+    assert isinstance(reference, torch.Tensor)
+    expected = measure_kernel(KernelSide.of(drawn, mix=False), reference)
+    assert found["kernel"]["value"] == pytest.approx(expected.value)
+    assert found["kernel"]["standard_error"] == pytest.approx(expected.standard_error)
 
 
 def test_fid_of_as_many_samples_as_the_papers_is_not_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ RUNS = {  # in this order: some use what others wrote
     "trajectory": "small images.npy --times 6 --max-steps 4 --images 4 --out trajectory",
     "data": "fashion-mnist fashion",
     "train": "images.npy --out run --steps 2 --batch-size 4 --channels 8,8 --groups 4 --head-dim 8",
+    "statistics": "clothes.npy clothes-statistics.npz --features fashion",
     "frechet": "clothes.npy clothes.npy --save-first statistics.npz",
     "table": "bpd --quick --bundle small --data images.npy --images 4 --train-images 4 --times 6 --steps 3 --out cells",
     "report": "cells --out report.html",
@@ -46,6 +47,7 @@ MISTAKES = {  # command -> words, and which of them the answer names
     "trajectory": ("small nothing", "nothing"),
     "data": ("magic fashion", "magic"),
     "train": ("nothing --out run", "nothing"),
+    "statistics": ("nothing out.npz --features fashion", "nothing"),
     "frechet": ("clothes.npy images.npy", "--features lite0"),  # they are not 28 x 28
     "table": ("magic", "magic"),
     "report": ("nothing", "nothing"),

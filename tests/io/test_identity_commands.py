@@ -59,6 +59,8 @@ class World:
         plain.with_heads(heads, plain.fingerprint).with_numbers(numbers).save(directory / "small")
         pixels = np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8)
         np.savez(directory / "images.npz", images=np.rot90(pixels, axes=(2, 3)) if self.turned else pixels)
+        clothes = np.random.default_rng(1).integers(0, 256, (8, 1, 28, 28), dtype=np.uint8)
+        np.savez(directory / "clothes.npz", images=np.rot90(clothes, axes=(2, 3)) if self.turned else clothes)
         return directory
 
 
@@ -149,9 +151,14 @@ COMMANDS = {
             "--no-flip": "the flip changed from True to False",
         },
     ),
+    "statistics": Command(
+        "statistics clothes.npz out/run/clothes.npz --features fashion",
+        DATA,
+        {"--rows 5": "the rows changed from 8 to 5"},
+    ),
 }
 TABLE = "table bpd --bundle small --data images.npz --images 2 --train-images 2 --times 6 --steps 6 --json"
-RESUMABLE = {"sample", "bpd", "trajectory", "fit", "train", "table"}
+RESUMABLE = {"sample", "bpd", "trajectory", "fit", "train", "table", "statistics"}
 
 
 def run(line: str, more: str = "") -> Any:

@@ -46,7 +46,7 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 2}, '"version" is'),
+        ({"version": 3}, '"version" is'),
         ({"format": "zip"}, '"format" is'),
         ({"surprise": 1}, "unknown"),
         ({"heads": ["../../etc/passwd"]}, "no name for a head"),

@@ -145,7 +145,8 @@ def edit(path: Path, **changes):
     ("file", "changes", "reason"),
     [
         ("unet/config.json", {"_class_name": "UNet2DConditionModel"}, "describes 'UNet2DConditionModel'"),
-        ("unet/config.json", {"num_class_embeds": 10}, "conditional on a class"),
+        ("unet/config.json", {"num_class_embeds": 10}, "missing keys: class_embedding.weight"),
+        ("unet/config.json", {"class_embed_type": "timestep"}, "it embeds classes by 'timestep'"),
         ("unet/config.json", {"sample_size": None}, "its sample_size is None, .*; add --image-size"),
         ("scheduler/scheduler_config.json", {"_class_name": "FlowMatchEulerDiscreteScheduler"}, "its scheduler is"),
         ("scheduler/scheduler_config.json", {"prediction_type": "flow"}, "its network predicts 'flow'"),

@@ -31,7 +31,7 @@ def saved(bundle: Bundle, tmp_path: Path) -> Path:
 def test_an_image_depends_on_seed_and_number_alone(bundle: Bundle) -> None:
     together = bundle.sample(5, method="matched 2m", steps=4, seed=3, progress=False)
     by_two = bundle.sample(5, method="Matched 2M", steps=4, seed=3, batch_size=2, progress=False)
-    assert torch.allclose(together, by_two, atol=1e-2)  # an untrained network makes large numbers, and their rounding
+    assert torch.allclose(together, by_two, atol=1e-3)  # an untrained network makes large numbers, and their rounding
     assert float(together.abs().max()) <= 1
     assert not torch.allclose(together, bundle.sample(5, method="Matched 2M", steps=4, progress=False), atol=1e-2)
 

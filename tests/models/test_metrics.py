@@ -28,6 +28,7 @@ from optcov.metrics import (
     frechet_distance,
     kernel_distance,
     measure_frechet,
+    measure_kernel,
     merge_all,
 )
 from optcov.metrics.sources import Drawing, draw_images, split_method
@@ -353,7 +354,7 @@ def test_only_the_well_known_inception_network_is_called_fid(tmp_path: Path, mon
     assert extractor.distance == "FID"
     grey = images(5)
     assert torch.allclose(extractor.features(grey), grey.images.double().mean((2, 3)).expand(-1, 3))
-    for name in ("inception", "resnet", "fashion:x"):
+    for name in ("inception:", "resnet", "fashion:x"):
         with pytest.raises(MetricError, match="unknown feature extractor"):
             find_extractor(name)
 
@@ -455,7 +456,9 @@ def test_frechet_command_compares_images_with_statistics(tmp_path: Path, monkeyp
     assert result["distance"] == "FD-small"
     assert result["value"] == pytest.approx(exact.value, rel=1e-12)
     assert result["counts"] == [40, 40]
-    assert result["kernel"]["subset_size"] == 40
+    kernel = measure_kernel(small.features(images(40)), small.features(images(40, seed=1)))
+    assert result["kernel"]["value"] == pytest.approx(kernel.value, rel=1e-9)
+    assert result["kernel"]["standard_error"] == pytest.approx(kernel.standard_error, rel=1e-9)
     second = CliRunner().invoke(app, ["frechet", str(tmp_path / "s.npz"), str(tmp_path / "b.npz"), "--json"])
     assert json.loads(second.stdout)["value"] == pytest.approx(exact.value, rel=1e-9)
     shown = CliRunner().invoke(app, ["frechet", str(tmp_path / "s.npz"), str(tmp_path / "b.npz")])
@@ -511,7 +514,10 @@ def test_frechet_command_refuses_what_cannot_be_compared_before_images_are_drawn
     drawn = f"{tmp_path / 'small'}:SN-DDIM"
     for options, reason in (
         ([drawn, "4.npz"], "features of 5 and of 4 dimensions cannot be compared"),
-        ([drawn, "5.npz", "--kernel"], "needs images on both sides, not statistics; leave --kernel out"),
+        (
+            [drawn, "5.npz", "--kernel"],
+            "needs images on both sides, or statistics by .*; leave --kernel out",
+        ),
         ([drawn, "5.npz", "--save-first", "small"], "cannot write small: it is a directory"),
         ([drawn, "5.npz", "--save-first", "4.npz/s.npz"], "cannot write 4.npz/s.npz"),
         ([drawn, "three.npz"], "three.npz has 3 images, too few for a distance; use at least 4"),

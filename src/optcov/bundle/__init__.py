@@ -6,6 +6,7 @@ from optcov.bundle.loading import embedded_models, find_bundle, load, test_image
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.sampler import Sampler
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, schedule_spec
+from optcov.bundle.spectra import Spectra
 from optcov.bundle.weights import load_head, save_head
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "BundleError",
     "NumbersPerTime",
     "Sampler",
+    "Spectra",
     "StoredTrajectory",
     "build_schedule",
     "embedded_models",

@@ -1,9 +1,12 @@
 """A bundle: a noise predictor with its heads, numbers per time, trajectories and history, as one directory.
 
 config.json               what the weights mean: schedule, time argument, image shape, data range, noise caps
-unet/                     the noise predictor, in diffusers' format
+unet/                     the noise predictor, in diffusers' format; missing for a module of your own
+vae/                      what turns latents into images and back, for models of latents
 heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
+conditions.safetensors    what stands for no condition, if the network takes one
 numbers.safetensors       Gamma_t and the mean square residual at some times
+spectra.safetensors       powers of residuals per frequency at some times
 matched.safetensors       matched noise of few-step trajectories
 trajectories.json         optimal trajectories, by schedule and method
 provenance.json           data, code, seeds, hyper-parameters, measured calibration
@@ -18,31 +21,52 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn, no_grad
 
 from optcov import storage
 from optcov.bundle import matched as matched_noises
+from optcov.bundle.conditions import check_empty, classes_of
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
+from optcov.bundle.latents import Codec
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
-from optcov.bundle.weights import check_backbone, check_images, check_unet, save_head, save_unet
-from optcov.covariances import Covariance, find_covariance
+from optcov.bundle.spectra import Spectra
+from optcov.bundle.weights import (
+    can_store,
+    check_backbone,
+    check_images,
+    check_unet,
+    half_precision,
+    save_decoder,
+    save_head,
+    save_unet,
+)
+from optcov.covariances import Covariance, Spectrum, find_covariance
+from optcov.data import ImageSet
+from optcov.data.modes import with_channels
+from optcov.data.tensors import DataSet, TensorSet
 from optcov.gaussian import Gaussian
 from optcov.identity import digest, digest_tensors, known_by
 from optcov.likelihood.result import Likelihoods
 from optcov.methods import Method, find_method
 from optcov.networks import Head, HeadedNetwork, fingerprint
+from optcov.networks.classes import LABELS, class_entries
+from optcov.networks.guidance import Guided, check_guidance
+from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
-from optcov.schedule import Schedule, Time
+from optcov.schedule import Schedule, Time, is_whole
 from optcov.solvers import MatchedNoise
 from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
-MATCHED = "matched.safetensors"
-TRAJECTORIES, PROVENANCE = "trajectories.json", "provenance.json"
-FILES = frozenset({CONFIG, UNET, HEADS, NUMBERS, MATCHED, TRAJECTORIES, PROVENANCE, ".lock"})
+TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
+SPECTRA, MATCHED, DECODER = "spectra.safetensors", "matched.safetensors", "vae"
+FILES = frozenset(
+    {CONFIG, UNET, DECODER, HEADS, NUMBERS, SPECTRA, MATCHED, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"}
+)
 
 
 @final
@@ -59,9 +83,14 @@ class Bundle:
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fingerprint: str = ""  # of the noise predictor's weights
+    classes: int | None = None  # that the network tells apart, without an empty one; found in the network by default
+    decoder: nn.Module | None = None  # what turns latents into images and back
+    spectra: Spectra | None = None
     matched: tuple[MatchedNoise, ...] = ()  # what Matched 2M draws with, by schedule and number of steps
 
     def __post_init__(self) -> None:
+        if self.classes is None:
+            object.__setattr__(self, "classes", classes_of(self.unet, self.network.empty_condition))
         for name in self.network.heads:
             check_head_name(name)
         if not self.fingerprint:
@@ -96,18 +125,69 @@ class Bundle:
         """Heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
 
+    def encode(self, images: Tensor) -> Tensor:
+        """Latents (n, c, h, w) of images in [-1, 1], (n, C, H, W): the modes of what its encoder says, scaled."""
+        return self._codec().encode(images)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images in [-1, 1] of latents (n, c, h, w)."""
+        return self._codec().decode(latents)
+
+    def as_images(self, x_0: Tensor) -> Tensor:
+        """What was drawn as images: decoded, if it is latents."""
+        return x_0 if self.decoder is None else self.decode(x_0)
+
+    def as_latents(self, data: DataSet) -> DataSet:
+        """8-bit images as latents, if the network is one of those; all other data as it is."""
+        if self.decoder is None or not isinstance(data, ImageSet):
+            return data
+        codec = self._codec()
+        parts = [codec.encode(part).cpu() for part in with_channels(data, codec.colours).batches(64)]
+        return TensorSet(torch.cat(parts), data.labels, data.name, data.captions)
+
+    def _codec(self) -> Codec:
+        if self.decoder is None:
+            raise BundleError(f"{self.name} has no decoder: what it draws is what it is; leave decode out")
+        return Codec(self.decoder)
+
+    @property
+    def empty_condition(self) -> dict[str, Tensor]:
+        """What stands for no condition, each (1, ...): used by guidance, and where no condition is given."""
+        return self.network.empty_condition
+
+    @property
+    def class_numbers(self) -> list[int]:
+        """The labels of the classes, without the empty one; none for a network that takes no labels."""
+        empty = self.empty_condition.get(LABELS)
+        entries = 0 if self.classes is None else self.classes + (empty is not None)
+        return [label for label in range(entries) if empty is None or label != int(empty)]
+
+    def told_labels(self, labels: Tensor, whose: str) -> dict[str, Tensor]:
+        """Labels (B,) that came with data as a condition; each must be one of the classes, and not the empty one."""
+        known = self.class_numbers
+        strange = ~torch.isin(labels.cpu(), torch.tensor(known))
+        if bool(strange.any()):
+            raise BundleError(
+                f"{whose} has images of class {int(labels.cpu()[strange][0])}, but the {len(known)} classes of "
+                f"{self.name} are {known[0]} to {known[-1]}"
+            )
+        return {LABELS: labels}
+
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
         """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
 
         Its name, its history and its stored trajectories change no number of its own.
         """
         numbers = None if self.numbers is None else known_by(digest_tensors(self.numbers.tensors()))
+        spectra = {} if self.spectra is None else {"spectra": known_by(digest_tensors(self.spectra.tensors()))}
         return {
             **self.network.identity(heads),
             "numbers": numbers,
+            **spectra,
             "data range": None if self.data_range is None else list(self.data_range),
             "image shape": list(self.image_shape),
             "noise caps": dict(self.noise_caps),
+            **({} if self.classes is None else {"classes": self.classes}),
         }
 
     def on_its_own_schedule(self) -> Bundle:
@@ -125,7 +205,8 @@ class Bundle:
     def with_heads(self, heads: Mapping[str, Head], fitted_on: str) -> Bundle:
         """Add heads, or replace those of the same name; fitted_on is the fingerprint of the weights they belong to.
 
-        Optimal trajectories of methods with a new head go: they were found with the old one.
+        Optimal trajectories of methods with a new head go: they were found with the old one. So do correlations that
+        belong to the variances of a head that is replaced.
         """
         for name in heads:
             check_backbone(check_head_name(name), fitted_on, self.fingerprint)
@@ -137,15 +218,41 @@ class Bundle:
             old.time_argument,
             old.parameterisation,
             old.learned_range,
+            old.empty_condition,
         ).train(old.training)
         moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
-        return replace(self, network=moved, trajectories=self._trajectories_without(lambda kind: kind.head in heads))
+        kept = self._trajectories_without(lambda kind: kind.head in heads)
+        spectra = None if self.spectra is None else self.spectra.without(heads)
+        return replace(self, network=moved, trajectories=kept, spectra=spectra)
+
+    def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> Bundle:
+        """Say what stands for no condition, each (1, ...); heads and numbers stay as they are."""
+        check_empty(empty_condition, self.unet)
+        network = self.network.with_empty_condition({name: value.detach() for name, value in empty_condition.items()})
+        return replace(self, network=network, classes=classes_of(self.unet, empty_condition))
+
+    def with_empty_class(self, label: int) -> Bundle:
+        """Say which entry of the network's table of classes stands for no class."""
+        entries = class_entries(self.unet)
+        if entries is None:
+            raise BundleError(f"{self.name} knows no classes, so that none of them can be the empty one")
+        if not is_whole(label) or not 0 <= label < entries or entries < 2:
+            raise BundleError(
+                f"empty_class = {label!r} is none of the {entries} classes 0 to {entries - 1} of {self.name}"
+            )
+        return self.with_empty_condition({LABELS: torch.tensor([int(label)])})
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
         """Set the numbers per time; optimal trajectories of methods that use such numbers go."""
         self.network.native_schedule.check_times(numbers.times)
         kept = self._trajectories_without(lambda kind: kind.number is not None)
         return replace(self, numbers=numbers, trajectories=kept)
+
+    def with_spectra(self, spectra: Spectra) -> Bundle:
+        """Set the spectra; optimal trajectories of methods that use such go."""
+        spectra.check_fits(self.image_shape, self.network.native_schedule)
+        kept = self._trajectories_without(lambda kind: kind.spectrum is not None)
+        return replace(self, spectra=spectra, trajectories=kept)
 
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
         """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
@@ -188,7 +295,8 @@ class Bundle:
 
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
         """
-        if len(self.network.heads) or self.numbers is not None or self.matched:
+        measured = (self.numbers, self.spectra, self.matched or None)
+        if len(self.network.heads) or any(part is not None for part in measured):
             raise BundleError("round the weights before fitting heads and measuring numbers, which belong to the old")
         state = {
             name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
@@ -206,10 +314,21 @@ class Bundle:
             raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
 
-    def reverse_process(self, method: str | Method, *, all_heads: bool = True, **options: Any) -> ReverseProcess:
+    def spectrum(self, name: str) -> Spectrum:
+        """The spectrum "residual", or the correlation of a head, as a function of the schedule's times."""
+        if self.spectra is None:
+            raise BundleError(
+                f"{self.name} has no spectra of its residuals; measure them (optcov fit does, on the way)"
+            )
+        return self.spectra.function(name, self.image_shape, self.network.native_schedule, self.schedule)
+
+    def reverse_process(
+        self, method: str | Method, *, all_heads: bool = True, guidance: float = 1.0, **options: Any
+    ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
+        guidance: how far the mean moves from that without a condition; 1 leaves it as the network says it.
         """
         row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
@@ -221,9 +340,22 @@ class Bundle:
             self._require_head(kind)
             if kind.number is not None:
                 options.setdefault(kind.number, self.per_time(kind.number))
+            if kind.spectrum is not None and "spectrum" not in options:
+                options["spectrum"] = self.spectrum(kind.spectrum)
             if not all_heads:
                 network = network.with_only_heads(kind.head or "")
-        return ReverseProcess(network, forward, **options)
+        return ReverseProcess(self.guided(network, guidance), forward, **options)
+
+    def guided(self, network: HeadedNetwork, guidance: float) -> Network:
+        """A network of this bundle with guidance; itself if that is 1, so that it costs no second evaluation."""
+        if check_guidance(guidance) == 1:
+            return network
+        if not self.empty_condition:
+            raise BundleError(
+                f"guidance = {guidance} needs an empty condition to move away from, and {self.name} has none; leave "
+                f"guidance out, or fit with empty_class if one of the classes stands for none"
+            )
+        return Guided(network, guidance, self.empty_condition)
 
     def sample(
         self,
@@ -233,6 +365,9 @@ class Bundle:
         steps: int = 25,
         seed: int = 0,
         condition: Mapping[str, Tensor] | None = None,
+        labels: Any = None,
+        guidance: float = 1.0,
+        decode: bool = False,
         batch_size: int = 64,
         progress: bool = True,
         **options: Any,
@@ -240,8 +375,11 @@ class Bundle:
         """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
 
         method: by default the one that suits the bundle, NPR-DDIM if it has that head. condition: what else the network
-        takes by name, each a tensor with one entry per image. Image i depends on (seed, i) alone, not on n or
-        batch_size. options: those of `Sampler`, such as trajectory="optimal".
+        takes by name, each a tensor with one entry per image; none is the empty condition. labels: classes instead, one
+        for all images or one each. guidance: how far the mean moves from that without a condition, 1 for not at all.
+        decode: give the images of latents, in [-1, 1].
+        Image i depends on (seed, i) and its condition alone, not on n or batch_size. options: those of `Sampler`, such
+        as trajectory="optimal".
 
         >>> import optcov
         >>> optcov.load("fashion").sample(2, method="NPR-DDIM", steps=3, progress=False).shape
@@ -249,15 +387,17 @@ class Bundle:
         """
         from optcov.bundle.sampler import draw_many
 
-        options = {"method": method, "steps": steps, "seed": seed, **options}
+        options = {"method": method, "steps": steps, "seed": seed, "labels": labels, "guidance": guidance, **options}
+        options |= {"decode": decode}
         return draw_many(self, n, condition, batch_size, progress, **options)
 
     def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
         """Bound the bits/dim of images, (n, C, H, W) in [-1, 1] or uint8 or a path, for every covariance at even times.
 
         methods: those to score, such as ["NPR-DDPM"], by default all that the bundle can do. Other options: seed,
-        last_variance ("paper" | "own"), cdf, condition, batch_size, progress. The result prints as a table, plots, and
-        is data: `result.of("npr", 10).mean`.
+        last_variance ("paper" | "own"), cdf, condition or labels, batch_size, progress. Labels that come with images
+        are told to a network with classes. The result prints as a table, plots, and is data:
+        `result.of("npr", 10).mean`.
 
         >>> import optcov
         >>> from optcov.bundle import test_images
@@ -268,6 +408,17 @@ class Bundle:
         from optcov.bundle.scoring import score_tensor
 
         return score_tensor(self, images, steps, **options)
+
+    def class_log_probabilities(self, images: Any, steps: int = 10, **options: Any) -> Tensor:
+        """log p(class given image) by the bound of each class, every class being as likely: float64 (B, classes).
+
+        images: (n, C, H, W) in [-1, 1] or uint8, or a path. Columns are in the order of `class_numbers`; all classes
+        see the same noise. Costs steps times classes evaluations per image. options: method, by default the best one
+        with a bound; seed, batch_size, progress.
+        """
+        from optcov.bundle.classifier import class_log_probabilities
+
+        return class_log_probabilities(self, images, steps, **options)
 
     def posterior(self, x_t: Tensor, t: Time, covariance: str = "npr", **condition: Tensor) -> Gaussian:
         """The Gaussian over x_0 given x_t (B, C, H, W) at a time of `schedule`: mean, and variance per pixel.
@@ -285,8 +436,10 @@ class Bundle:
             return self.reverse_process(row, all_heads=False).posterior(x_t, t, **condition)
 
     def noise_cap(self, method: str) -> float | None:
-        """The y that a method is sampled with: the bundle's own, or else the paper's."""
+        """The y that a method is sampled with: the bundle's own, or else the paper's; none without a data range."""
         row = find_method(method)
+        if self.data_range is None:  # latents have no 8-bit levels
+            return None
         return self.noise_caps.get(row.name, row.noise_cap)
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
@@ -307,8 +460,10 @@ class Bundle:
         """Raise the error that loading the saved bundle would: to be asked before long work, and before writing."""
         try:
             config = BundleConfig.from_json(self._config().to_json())
+            if config.given_network is not None:
+                return
             check_unet(self.unet)
-            check_images(self.unet, config.image_shape, config.learned_range)
+            check_images(self.unet, config.image_shape, config.learned_range, config.classes, self.empty_condition)
         except BundleError as error:
             raise BundleError(f"{self.name} would make a bundle that cannot be loaded: {error}") from error
 
@@ -323,11 +478,18 @@ class Bundle:
             )
         with atomic_directory(Path(directory), FILES) as scratch:
             storage.write_json(scratch / CONFIG, self._config().to_json())
-            save_unet(scratch / UNET, self.unet)
+            if can_store(self.unet):
+                save_unet(scratch / UNET, self.unet)
+            if self.decoder is not None:
+                save_decoder(scratch / DECODER, self.decoder)
             for name, head in self.heads.items():
                 save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
             if self.numbers is not None:
                 storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
+            if self.empty_condition:
+                storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
+            if self.spectra is not None:
+                storage.write_tensors(scratch / SPECTRA, self.spectra.tensors())
             if self.matched:
                 storage.write_tensors(scratch / MATCHED, *matched_noises.to_file(self.matched))
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
@@ -344,7 +506,19 @@ class Bundle:
             data_range=self.data_range,
             heads=tuple(network.heads),
             noise_caps=self.noise_caps,
+            classes=self.classes,
+            empty_condition=tuple(self.empty_condition),
+            decoder=self.decoder is not None,
+            precision=half_precision(self.unet),
+            given_network=self._given_network(),
         )
+
+    def _given_network(self) -> dict[str, str] | None:
+        """How a network is known again that a bundle cannot hold."""
+        if can_store(self.unet):
+            return None
+        layer = self.network.backbone.layer or ""
+        return {"class": type(self.unet).__name__, "layer": layer, "weights": self.fingerprint}
 
     def _trajectories_without(self, gone: Callable[[type[Covariance]], bool]) -> tuple[StoredTrajectory, ...]:
         return tuple(

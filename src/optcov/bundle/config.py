@@ -12,13 +12,21 @@ from typing import Any, final
 from optcov.bundle.errors import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
 from optcov.networks import TimeArgument
+from optcov.networks.unet_config import MAX_CLASSES
 from optcov.prediction import PARAMETERISATIONS
 from optcov.schedule import Schedule
 
-FORMAT, VERSION = "optcov-bundle", 1
+FORMAT, VERSIONS = "optcov-bundle", (1, 2)
+# entries that version 2 may have, with what their absence means; a bundle that needs none of them is of version 1
+OPTIONAL: Mapping[str, Any] = MappingProxyType(
+    {"classes": None, "empty_condition": [], "decoder": False, "precision": None, "given_network": None}
+)
+PRECISIONS = ("float16", "bfloat16")
+MAX_CONDITIONS = 16
 MAX_IMAGE_VALUES = 2**26
 MAX_NUMBER = 1e9  # of a time argument or of data: its square is still far inside of float32
 MIN_WIDTH = 1e-6  # of the data's range, relative to its ends and at least to 1e-3
+_CONDITION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _HEAD_NAME = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
@@ -35,12 +43,27 @@ class BundleConfig:
     data_range: tuple[float, float] | None = (-1.0, 1.0)
     heads: tuple[str, ...] = ()
     noise_caps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
+    classes: int | None = None  # that the network tells apart, without an empty one; None: it takes no labels
+    empty_condition: tuple[str, ...] = ()  # names of the tensors in conditions.safetensors
+    decoder: bool = False  # whether there is one, which turns latents into images
+    precision: str | None = None  # of the network's weights, if it is a half one
+    given_network: Mapping[str, Any] | None = (
+        None  # class, layer and weights of a network that the bundle does not hold
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
+        chosen = {
+            "classes": self.classes,
+            "empty_condition": sorted(self.empty_condition),
+            "decoder": self.decoder,
+            "precision": self.precision,
+            "given_network": None if self.given_network is None else dict(self.given_network),
+        }
+        optional = {name: value for name, value in chosen.items() if value != OPTIONAL[name]}
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": 2 if optional else 1,
             "schedule": schedule_spec(self.schedule),
             "time_argument": {"scale": self.time_argument.scale, "shift": self.time_argument.shift},
             "prediction_type": self.parameterisation,
@@ -49,6 +72,7 @@ class BundleConfig:
             "image_shape": list(self.image_shape),
             "noise_caps": dict(self.noise_caps),
             "heads": list(self.heads),
+            **optional,
         }
 
     @staticmethod
@@ -64,6 +88,11 @@ class BundleConfig:
             data_range=_data_range(entries["data_range"]),
             heads=_head_names(entries["heads"]),
             noise_caps=_noise_caps(entries["noise_caps"]),
+            classes=_classes(entries["classes"]),
+            empty_condition=_condition_names(entries["empty_condition"]),
+            decoder=_choice(entries["decoder"], (False, True), "decoder"),
+            precision=_choice(entries["precision"], (None, *PRECISIONS), "precision"),
+            given_network=_given_network(entries["given_network"]),
         )
 
 
@@ -82,15 +111,18 @@ def _require(fine: bool, name: str, value: Any, what: str) -> None:
 def _entries(content: Any) -> Mapping[str, Any]:
     entries = _mapping(content, "config")
     _require(entries.get("format") == FORMAT, "format", entries.get("format"), f"not {FORMAT!r}")
-    _require(entries.get("version") == VERSION, "version", entries.get("version"), f"but this release reads {VERSION}")
+    version = entries.get("version")
+    read = " and ".join(map(str, VERSIONS))
+    _require(type(version) is int and version in VERSIONS, "version", version, f"but this release reads {read}")
     known = {
         "format", "version", "schedule", "time_argument", "prediction_type", "learned_range", "data_range",
         "image_shape", "noise_caps", "heads",
     }  # fmt: skip
-    missing, unknown = sorted(known - set(entries)), sorted(set(entries) - known)
+    allowed = known | (set(OPTIONAL) if version == 2 else set())
+    missing, unknown = sorted(known - set(entries)), sorted(set(entries) - allowed)
     if missing or unknown:
         raise BundleError(f"it lacks {missing} or has the unknown {[str(name)[:50] for name in unknown[:5]]}")
-    return entries
+    return {**OPTIONAL, **entries}
 
 
 def _mapping(value: Any, name: str) -> Mapping[str, Any]:
@@ -141,6 +173,30 @@ def _head_names(value: Any) -> tuple[str, ...]:
     names = tuple(check_head_name(name) for name in value)
     _require(len(set(names)) == len(names), "heads", value, "which names one head twice")
     return names
+
+
+def _classes(value: Any) -> int | None:
+    fine = value is None or (type(value) is int and 1 <= value <= MAX_CLASSES)
+    _require(fine, "classes", value, f"not a number of classes from 1 to {MAX_CLASSES}, or null")
+    return None if value is None else int(value)
+
+
+def _condition_names(value: Any) -> tuple[str, ...]:
+    fine = isinstance(value, list) and len(value) <= MAX_CONDITIONS
+    fine = fine and all(isinstance(name, str) and _CONDITION_NAME.fullmatch(name) for name in value)
+    _require(fine, "empty_condition", value, f"not a list of at most {MAX_CONDITIONS} names of arguments")
+    _require(len(set(value)) == len(value), "empty_condition", value, "which names one argument twice")
+    return tuple(value)
+
+
+def _given_network(value: Any) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    found = _mapping(value, "given_network")
+    texts = {name: found.get(name) for name in ("class", "layer", "weights")}
+    fine = set(found) == set(texts) and all(isinstance(text, str) and len(text) <= 200 for text in texts.values())
+    _require(fine, "given_network", value, "not the class, the layer and the fingerprint of a network")
+    return MappingProxyType(dict(found))
 
 
 def _noise_caps(value: Any) -> Mapping[str, float | None]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.loading import find_bundle, load
-from optcov.bundle.sampler import draw_many
+from optcov.bundle.sampler import draw_many, labels_in_rows
 from optcov.bundle.schedules import schedule_spec
 from optcov.data.export import grid, png_bytes
 from optcov.data.images import to_8bit
@@ -59,6 +59,8 @@ def _network(bundle: Bundle) -> dict[str, Any]:
         "parameters": _parameters(bundle.unet),
         "prediction_type": network.parameterisation,
         "learned_range": network.learned_range,
+        "classes": bundle.classes,
+        "empty_condition": sorted(bundle.empty_condition),
         "time_argument": {"scale": network.time_argument.scale, "shift": network.time_argument.shift},
         "fingerprint": bundle.fingerprint,
     }
@@ -111,6 +113,9 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "images", f"{' x '.join(map(str, about['image_shape']))}, {pixels}"
     what = PREDICTS[network["prediction_type"]] + (" and a learned range" if network["learned_range"] else "")
     yield "network", f"{network['class']}, {network['parameters']:,} weights, predicts {what}"
+    if network["classes"] is not None:
+        empty = "one more stands for no class" if network["empty_condition"] else "none stands for no class"
+        yield "classes", f"{network['classes']}; {empty}"
     argument = network["time_argument"]
     since = f"(t - {argument['shift']:g})" if argument["shift"] else "t"
     yield "", f"sees time t as {argument['scale']:g} {since}; fingerprint {network['fingerprint'][:16]}"
@@ -215,6 +220,7 @@ def _thumbnails(bundle: Bundle) -> str:
     images = len(bundle.image_shape) == 3 and bundle.image_shape[0] in (1, 3) and bundle.data_range is not None
     if not images or _parameters(bundle.unet) > SMALL:
         return ""
-    drawn = draw_many(bundle, THUMBNAILS, None, THUMBNAILS, progress=False, method=None, steps=STEPS)
+    classes = labels_in_rows(bundle.class_numbers, THUMBNAILS)
+    drawn = draw_many(bundle, THUMBNAILS, classes, THUMBNAILS, progress=False, method=None, steps=STEPS)
     picture = base64.b64encode(png_bytes(grid(to_8bit(drawn), THUMBNAILS))).decode()
     return f"<img alt='images drawn by the bundle' src='data:image/png;base64,{picture}'>"

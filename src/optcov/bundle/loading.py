@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from optcov import storage
-from optcov.bundle.bundle import CONFIG, HEADS, MATCHED, NUMBERS, PROVENANCE, TRAJECTORIES, UNET, Bundle
+from optcov.bundle.bundle import (
+    CONDITIONS,
+    CONFIG,
+    DECODER,
+    HEADS,
+    MATCHED,
+    NUMBERS,
+    PROVENANCE,
+    SPECTRA,
+    TRAJECTORIES,
+    UNET,
+    Bundle,
+)
+from optcov.bundle.conditions import read_empty
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
 from optcov.bundle.matched import from_file
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
-from optcov.bundle.weights import check_images, load_head, load_unet, read_json
+from optcov.bundle.spectra import Spectra
+from optcov.bundle.weights import check_images, load_decoder, load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel
+from optcov.checkpoints.opening import Function
 from optcov.data.arrays import load_npz
 from optcov.networks import Backbone, Head, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
@@ -29,12 +45,17 @@ from optcov.solvers import MatchedNoise
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
 
 
-def load(source: str | Path, schedule: str | Mapping[str, Any] | Schedule | None = None) -> Bundle:
+def load(
+    source: str | Path,
+    schedule: str | Mapping[str, Any] | Schedule | None = None,
+    network: Callable[..., Any] | None = None,
+) -> Bundle:
     """Load a bundle by the name of an embedded model, or by its directory.
 
-    schedule: use the network at times of this schedule instead of its own, e.g. "linear" or "cosine".
+    schedule: use the network at times of this schedule instead of its own, e.g. "linear" or "cosine". network: the
+    module or function of your own that the bundle was fitted on, which it does not hold.
     """
-    bundle = _load(find_bundle(source))
+    bundle = _load(find_bundle(source), network)
     return bundle if schedule is None else bundle.with_schedule(schedule)
 
 
@@ -73,19 +94,23 @@ def _models() -> Path:
     return Path(str(resources.files("optcov"))) / "models"
 
 
-def _load(directory: Path) -> Bundle:
+def _load(directory: Path, given: Callable[..., Any] | None = None) -> Bundle:
     with _naming(directory / CONFIG):
         config = BundleConfig.from_json(read_json(directory / CONFIG))
 
+    empty = read_empty(directory / CONDITIONS, config.empty_condition)
+
     def check(unet: nn.Module) -> None:
         with _naming(directory / CONFIG):
-            check_images(unet, config.image_shape, config.learned_range)
+            check_images(unet, config.image_shape, config.learned_range, config.classes, empty)
 
-    unet = load_unet(directory / UNET, check)
+    unet = _given(directory, config, given) if given or config.given_network else load_unet(directory / UNET, check)
+    if config.precision is not None:
+        unet = unet.to(getattr(torch, config.precision))
     weights = fingerprint(unet)
     heads = {name: load_head(directory / HEADS / f"{name}.safetensors", weights) for name in config.heads}
     return Bundle(
-        network=_network(unet, heads, config),
+        network=_network(unet, heads, config, empty),
         image_shape=config.image_shape,
         data_range=config.data_range,
         name=directory.resolve().name,
@@ -94,17 +119,43 @@ def _load(directory: Path) -> Bundle:
         noise_caps=config.noise_caps,
         provenance=_load_provenance(directory / PROVENANCE),
         fingerprint=weights,
+        classes=config.classes,
+        decoder=load_decoder(directory / DECODER) if config.decoder else None,
+        spectra=_load_spectra(directory / SPECTRA, config),
         matched=_load_matched(directory / MATCHED, config.image_shape),
     )
+
+
+def _given(directory: Path, config: BundleConfig, given: Callable[..., Any] | None) -> nn.Module:
+    """The network of somebody's own that a bundle was fitted on, if it is that."""
+    known = config.given_network
+    if known is None:
+        raise BundleError(f"{directory} holds its own network; leave network out")
+    if given is None:
+        raise BundleError(
+            f"{directory} was fitted on a {known['class']} of your own, which a bundle does not hold; pass it, as "
+            f"optcov.load({str(directory)!r}, network=module)"
+        )
+    module = given.eval() if isinstance(given, nn.Module) else Function(given)
+    if fingerprint(module) != known["weights"]:
+        raise BundleError(
+            f"{directory} was fitted on a {known['class']} with other weights than this {type(given).__name__} has; "
+            f"pass the one that it was fitted on, or fit again"
+        )
+    return module.requires_grad_(False)
 
 
 def bundle_of(model: ImportedModel) -> Bundle:
     """Everything that the foreign files said, and the paper's settings for them."""
     left_out = {"left_out": list(model.left_out)} if model.left_out else {}
+    if model.image_shape is None:
+        raise BundleError(f"{model.source} does not tell the shape of its data; fit it, and the data tells")
     bundle = Bundle(
-        network=_network(model.unet, model.heads, model).requires_grad_(False),
-        image_shape=model.image_shape,
+        network=_network(model.unet, model.heads, model, model.empty_condition).requires_grad_(False),
+        image_shape=tuple(model.image_shape),
+        data_range=model.data_range,
         name=model.source,
+        decoder=None if model.decoder is None else model.decoder.requires_grad_(False),
         noise_caps=model.noise_caps,
         provenance={"imported": {"source": model.source, "trajectory": "even", **left_out}},
     )
@@ -113,9 +164,16 @@ def bundle_of(model: ImportedModel) -> Bundle:
     return bundle.with_numbers(NumbersPerTime(model.gamma_times, model.mean_square_noise))
 
 
-def _network(unet: nn.Module, heads: Mapping[str, Head], known: BundleConfig | ImportedModel) -> HeadedNetwork:
-    settings = (known.time_argument, known.parameterisation, known.learned_range)
-    return HeadedNetwork(Backbone.unet(unet), known.schedule, heads, *settings).eval()
+def _network(
+    unet: nn.Module,
+    heads: Mapping[str, Head],
+    known: BundleConfig | ImportedModel,
+    empty: Mapping[str, Tensor] | None = None,
+) -> HeadedNetwork:
+    layer = known.layer if isinstance(known, ImportedModel) else (known.given_network or {}).get("layer")
+    settings = (known.time_argument, known.parameterisation, known.learned_range, empty)
+    backbone = Backbone(unet, None) if isinstance(unet, Function) else Backbone.of(unet, layer or None)
+    return HeadedNetwork(backbone, known.schedule, heads, *settings).eval()
 
 
 def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
@@ -126,6 +184,14 @@ def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
         numbers = NumbersPerTime.from_tensors(tensors)
         schedule.check_times(numbers.times)
     return numbers
+
+
+def _load_spectra(path: Path, config: BundleConfig) -> Spectra | None:
+    if not path.exists():
+        return None
+    tensors, _ = storage.read_tensors(path)
+    with _naming(path):
+        return Spectra.from_tensors(tensors).check_fits(config.image_shape, config.schedule)
 
 
 def _load_matched(path: Path, image_shape: tuple[int, ...]) -> tuple[MatchedNoise, ...]:

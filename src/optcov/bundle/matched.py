@@ -28,7 +28,7 @@ ETA = 0.3  # what measured best in few steps, docs/few-steps.md
 EVEN_IN_LOG_SNR = 100.0  # rho of Karras's times: the larger, the nearer to it
 NAMES = ("power", "shift", "gain")
 MOST = 1000  # entries of one file
-_OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "batch_size", "progress")
+_OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "guidance", "batch_size", "progress")
 
 
 def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
@@ -45,7 +45,8 @@ def measure(bundle: Bundle, images: Any, trajectory: Trajectory, options: Mappin
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise BundleError(f"with_matched_noise has no option {unknown[0]!r}; it has trajectory, {', '.join(_OPTIONS)}")
-    network, device = bundle.network.with_only_heads(), next(bundle.unet.parameters()).device
+    device, options = next(bundle.unet.parameters()).device, dict(options)
+    network = bundle.guided(bundle.network.with_only_heads(), options.pop("guidance", 1.0))
     moments = DataMoments.of(data.x_0())
     return match_noise(network, bundle.schedule, trajectory, moments, **{"eta": ETA, "device": device, **options})
 

@@ -28,10 +28,15 @@ class Drawn:
     evaluations: float  # of the network, mean over the images
 
 
-def compare(bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0) -> Iterator[Drawn]:
-    """Draw the same `count` images (the same noise) by every method in every number of steps."""
+def compare(
+    bundle: Bundle, methods: Sequence[str], steps: Sequence[int], count: int, seed: int = 0, **options: Any
+) -> Iterator[Drawn]:
+    """Draw the same `count` images (the same noise) by every method in every number of steps.
+
+    options: those of `Sampler`, such as condition and guidance.
+    """
     # all of them before the first draws, so that a bad name does not cost the time of the good ones
-    return _cells({(name, K): Sampler(bundle, name, K, seed) for name in methods for K in steps}, count)
+    return _cells({(name, K): Sampler(bundle, name, K, seed, **options) for name in methods for K in steps}, count)
 
 
 def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[Drawn]:
@@ -40,7 +45,8 @@ def _cells(samplers: Mapping[tuple[str, int], Sampler], count: int) -> Iterator[
         result = drawn.get(name) or sampler.draw(range(count))
         if sampler.adaptive:
             drawn[name] = result
-        yield Drawn(sampler.method.name, K, to_8bit(result.x_0).cpu(), float(result.evaluations.double().mean()))
+        images = to_8bit(sampler.bundle.as_images(result.x_0)).cpu()
+        yield Drawn(sampler.method.name, K, images, float(result.evaluations.double().mean()))
 
 
 def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> None:
@@ -104,8 +110,8 @@ def show(axes: Any, image: Tensor) -> None:
         spine.set_visible(False)
 
 
-def clean_deviation(process: ReverseProcess, x_t: Tensor, t: float) -> Tensor:
+def clean_deviation(process: ReverseProcess, x_t: Tensor, t: float, **condition: Tensor) -> Tensor:
     """Standard deviation of x_0 given x_t by the process's covariance, (n, C, H, W)."""
     with torch.no_grad():
-        posterior = process.posterior(x_t, t)
+        posterior = process.posterior(x_t, t, **condition)
     return posterior.variance.expand_as(posterior.mean).sqrt().float().cpu()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
+from optcov.bundle.conditions import as_labels, check_told
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, digest_tensors
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
+from optcov.networks.classes import LABELS
+from optcov.networks.guidance import check_guidance
 from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess
@@ -29,7 +33,8 @@ class Sampler:
     trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods that step along one.
     noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which takes
     its own steps.
-    condition: what else the network takes by name, each a tensor whose entry i belongs to image number i.
+    condition: what else the network takes by name, each a tensor whose entry i belongs to image number i. guidance: how
+    far the mean moves from that without a condition; 1 for not at all.
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -49,6 +54,7 @@ class Sampler:
         last_step: str = "mean",
         tolerance: float = 0.05,
         condition: Mapping[str, Tensor] | None = None,
+        guidance: float = 1.0,
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
@@ -58,7 +64,7 @@ class Sampler:
         self.trajectory: Trajectory | None = None
         self.matched: MatchedNoise | None = None
         if self.method.covariance is not None:
-            self.process = model.reverse_process(self.method, all_heads=False)
+            self.process = model.reverse_process(self.method, all_heads=False, guidance=guidance)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             if not isinstance(trajectory, Trajectory):
@@ -72,7 +78,14 @@ class Sampler:
         if self.method.solver == "matched":
             self.matched = model.matched_noise(steps)
             self.trajectory = self.matched.trajectory
-        self.condition = check_condition(condition, max(map(len, (condition or {}).values()), default=0))
+        self.condition = check_told(condition, _entries(condition), model.name, model.classes, model.empty_condition)
+        self.guidance = check_guidance(guidance)
+        # for solvers without a covariance; a process has its own
+        self._network = model.guided(model.network.with_only_heads(), guidance)
+        if self.guidance != 1 and not self.condition:
+            raise ValueError(
+                f"guidance = {guidance} moves towards a condition, but none is given; pass labels or a condition"
+            )
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
 
     @property
@@ -83,18 +96,21 @@ class Sampler:
     @property
     def title(self) -> str:
         """Method and effort, for the eye."""
-        return f"{self.method.name}, {f'tolerance {self.tolerance:g}' if self.adaptive else f'{self.steps} steps'}"
+        effort = f"tolerance {self.tolerance:g}" if self.adaptive else f"{self.steps} steps"
+        return f"{self.method.name}, {effort}" + ("" if self.guidance == 1 else f", guidance {self.guidance:g}")
 
     def settings(self) -> dict[str, Any]:
         """What determines the images, as plain JSON values."""
         kind = Covariance.registry.get(self.method.covariance or "")
         needs_numbers = kind is not None and kind.number is not None
+        needs_spectra = kind is not None and kind.spectrum is not None
         identity = self.bundle.identity([(kind.head if kind else None) or ""])
-        used = {name: entry for name, entry in identity.items() if name != "noise caps"}  # that in use is below
+        used = {name: entry for name, entry in identity.items() if name not in ("noise caps", "spectra")}
         return {
             "bundle": self.bundle.name,
             **used,
             "numbers": identity["numbers"] if needs_numbers else None,
+            **({"spectra": identity.get("spectra")} if needs_spectra else {}),
             "method": self.method.name,
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,
@@ -105,14 +121,15 @@ class Sampler:
             "last_step": self.last_step,
             "tolerance": self.tolerance if self.adaptive else None,
             "condition": condition_identity(self.condition),
+            **({} if self.guidance == 1 else {"guidance": self.guidance}),
         }
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
         """Draw the images with these numbers."""
-        device = next(self.bundle.unet.parameters()).device
-        return draw(
+        device = next(self.bundle.unet.parameters(), torch.empty(0)).device
+        drawn = draw(
             self.method,
-            self.bundle.network.with_only_heads(),  # for solvers without a covariance; a process has its own
+            self._network,
             self.bundle.schedule,
             self.steps,
             self.bundle.image_shape,
@@ -125,12 +142,15 @@ class Sampler:
             noise_cap=self.noise_cap,
             last_step=self.last_step,
             relative_tolerance=self.tolerance,
-            condition=self._condition_of(indices, device),
+            condition=self.condition_of(indices, device),
             callback=callback,
             device=device,
         )
+        # both halves of guidance are evaluations
+        return drawn if self.guidance == 1 else replace(drawn, evaluations=2 * drawn.evaluations)
 
-    def _condition_of(self, indices: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    def condition_of(self, indices: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+        """What the network is told about the images with these numbers."""
         for name, value in self.condition.items():
             if len(indices) and not 0 <= min(indices) <= max(indices) < len(value):
                 raise ValueError(
@@ -149,9 +169,13 @@ def draw_many(
     *,
     method: str | None,
     steps: int,
+    labels: Any = None,
+    decode: bool = False,
     **options: Any,
 ) -> Tensor:
     """`Bundle.sample`: n images batch by batch, on the CPU."""
+    if decode and bundle.decoder is None:
+        raise ValueError(f"{bundle.name} has no decoder: what it draws is what it is; leave decode out")
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
     if not is_whole(steps) or steps < 1:
@@ -159,9 +183,10 @@ def draw_many(
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
-            f"sample has no option {unknown[0]!r}; it has seed, trajectory, noise_cap, last_step and tolerance"
+            f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, trajectory, noise_cap, "
+            f"last_step and tolerance"
         )
-    condition = check_condition(condition, n)
+    condition = check_condition(with_labels(condition, labels, n), n)
     sampler = Sampler(
         bundle, suggested_method(bundle) if method is None else method, steps, condition=condition, **options
     )
@@ -169,8 +194,23 @@ def draw_many(
     starts = range(0, n, batch_size)
     for first in track(starts, len(starts), sampler.title, "batches", show=progress):
         indices = range(first, min(first + batch_size, n))
-        parts.append(sampler.draw(indices).x_0.cpu())
+        x_0 = sampler.draw(indices).x_0
+        parts.append((bundle.decode(x_0) if decode else x_0).cpu())
     return torch.cat(parts)
+
+
+def with_labels(condition: Mapping[str, Tensor] | None, labels: Any, count: int) -> Mapping[str, Tensor] | None:
+    """A condition with labels as users write them, one for all images or one each."""
+    if labels is None:
+        return condition
+    if condition is not None and LABELS in condition:
+        raise ValueError(f"labels are given, and so is the condition {LABELS!r}; leave one of them out")
+    return {**(condition or {}), LABELS: as_labels(labels, count)}
+
+
+def labels_in_rows(labels: Sequence[int], count: int, row: int = 1) -> dict[str, Tensor]:
+    """The condition of `count` images that take the labels in turn, a row of images each; none without labels."""
+    return {LABELS: torch.tensor(labels)[torch.arange(count) // row % len(labels)]} if labels else {}
 
 
 def suggested_method(bundle: Bundle) -> str:
@@ -188,3 +228,9 @@ def at_times_of(bundle: Bundle, method: Method) -> Bundle:
     if method.solver == "peer" and not bundle.schedule.discrete:
         return bundle.with_schedule(bundle.schedule.on_grid())
     return bundle
+
+
+def _entries(condition: Any) -> int:
+    """How many images a condition is for; what is wrong with it, the check of it says."""
+    values = condition.values() if isinstance(condition, Mapping) else ()
+    return max((len(value) for value in values if isinstance(value, Tensor) and value.ndim), default=0)

@@ -11,11 +11,13 @@ from typing import Any, final
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
-from optcov.covariances import Covariance, PerTime
+from optcov.bundle.conditions import check_told
+from optcov.bundle.sampler import with_labels
+from optcov.covariances import Covariance, PerTime, Spectrum
 from optcov.data import load
 from optcov.data.tensors import DataSet, as_set, fitted_to
 from optcov.forward import ForwardProcess
-from optcov.identity import digest, images_identity, remember
+from optcov.identity import condition_identity, digest, images_identity, remember
 from optcov.likelihood import (
     CostTable,
     Estimate,
@@ -25,8 +27,9 @@ from optcov.likelihood import (
     merge_processes,
     pool_repeats,
 )
-from optcov.likelihood.result import Likelihoods
+from optcov.likelihood.result import BITS, NATS, Likelihoods
 from optcov.methods import find_method
+from optcov.networks.guidance import check_guidance
 from optcov.processes import this_process
 from optcov.progress import fresh, track
 from optcov.reverse import ReverseProcess
@@ -59,16 +62,27 @@ class Conventions:
 @final
 @dataclass(frozen=True)
 class Scored:
-    """Some images of a data set, the first `count` of it."""
+    """Some images of a data set, the first `count` of it.
+
+    labels: whether a network with classes is told the labels of the images, if they have some.
+    """
 
     whole: DataSet
     count: int
     split: str = "test"
+    labels: bool = True
 
     @property
     def images(self) -> DataSet:
         """Those that are scored."""
         return self.whole.select(slice(0, self.count))
+
+    def condition(self, bundle: Bundle) -> dict[str, Tensor] | None:
+        """What the bundle's network is told about the images, if nothing else is given."""
+        labels = self.images.labels
+        if not self.labels or bundle.classes is None or labels is None:
+            return None
+        return bundle.told_labels(labels, self.whole.name)
 
     def __str__(self) -> str:
         there = min(self.count, len(self.whole))
@@ -110,7 +124,10 @@ def sweep(
     )
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
-    facts = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
+    condition = scored.condition(bundle) if condition is None else condition
+    told = check_told(condition, len(images), bundle.name, bundle.classes, bundle.empty_condition)
+    facts: tuple[Any, ...] = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
+    facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]
     file = f"{scored.split}-{key}-{state.process_index}-of-{state.num_processes}.safetensors"
     times = list(Trajectory.even(schedule, conventions.times).times) if conventions.times else None
@@ -118,7 +135,7 @@ def sweep(
         process,
         images,
         conventions.covariances,
-        condition=condition,
+        condition=told,
         times=times,
         seed=conventions.seed,
         last_variances=[conventions.last_variance],
@@ -130,6 +147,7 @@ def sweep(
         state=None if work is None else work / file,
         mean_square_noise=numbers.get("mean_square_noise"),
         mean_square_residual=numbers.get("mean_square_residual"),
+        spectra=_spectra(bundle, conventions.covariances),
     )
     if say is not None:
         _tell(say, swept, scored, lengths, bundle.name, work)
@@ -174,8 +192,10 @@ def bits_per_dim(
     settings = {"eta": conventions.eta, "last_variance": conventions.last_variance, "cdf": conventions.cdf}
     settings |= {"repeats": repeats, "images": int(table.images.sum())}
     settings |= {} if chosen is None else {"train_images": int(chosen.images.sum())}
-    title = f"{bundle.name}: bits/dim, last variance {conventions.last_variance}, cdf {conventions.cdf}"
-    return Likelihoods(tuple(rows), title, settings, rates)
+    latents = bundle.data_range is None
+    how = "" if latents else f", cdf {conventions.cdf}"
+    title = f"{bundle.name}: {NATS if latents else BITS}, last variance {conventions.last_variance}{how}"
+    return Likelihoods(tuple(rows), title, settings, rates, latents)
 
 
 def score_tensor(
@@ -185,25 +205,33 @@ def score_tensor(
     methods: Sequence[str] | None = None,
     *,
     condition: Mapping[str, Tensor] | None = None,
+    labels: Any = None,
+    guidance: float = 1.0,
     batch_size: int = 64,
     progress: bool = True,
     **conventions: Any,
 ) -> Likelihoods:
     """`Bundle.bits_per_dim`: images in memory at even times, one sweep for each number of steps."""
     lengths = _lengths(steps)
+    if check_guidance(guidance) != 1:
+        raise ValueError(
+            f"guidance = {guidance} has no likelihood: the guided prediction is that of no model of the data; leave "
+            f"guidance out"
+        )
     if methods is not None:
         conventions["covariances"] = _covariances_of(methods)
     known_options = [entry.name for entry in fields(Conventions) if entry.name != "times"]
     unknown = [name for name in conventions if name not in known_options]
     if unknown:
         raise ValueError(
-            f"bits_per_dim has no option {unknown[0]!r}; it has methods, condition, batch_size, progress, "
+            f"bits_per_dim has no option {unknown[0]!r}; it has methods, condition, labels, batch_size, progress, "
             f"{', '.join(known_options)}"
         )
     if not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r} is not a positive whole number")
     found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
-    data = fitted_to(found, bundle.image_shape, bundle.name)
+    data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
+    condition = with_labels(condition, labels, len(data))
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
     parts = []
     for K in lengths:
@@ -288,6 +316,16 @@ def _numbers_per_time(
         "mean_square_noise": numbers_from.mean_square_noise,
         "mean_square_residual": numbers_from.mean_square_residual,
     }
+
+
+def _spectra(bundle: Bundle, covariances: Sequence[str] | None) -> dict[str, Spectrum]:
+    """The spectra that the covariances need, or all there are; an error if a covariance asked for lacks its own."""
+    if covariances is None:
+        names = [] if bundle.spectra is None else list(bundle.spectra.names)
+    else:
+        kinds = (Covariance.registry[name] for name in covariances if name in Covariance.registry)
+        names = [kind.spectrum for kind in kinds if kind.spectrum is not None]
+    return {name: bundle.spectrum(name) for name in names}
 
 
 def _tell(say: Say, swept: Sweep, scored: Scored, lengths: Sequence[int], name: str, work: Path | None) -> None:

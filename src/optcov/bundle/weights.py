@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from optcov import storage
+from optcov.bundle.conditions import check_classes, check_empty
 from optcov.bundle.errors import BundleError
 from optcov.networks import Head, build_head, head_config
+from optcov.networks.calls import example_of, image_channels
+from optcov.networks.classes import LABELS
 from optcov.networks.unet_config import (
     BUILDING_ERRORS,
     MAX_CHANNELS,
@@ -29,6 +32,10 @@ from optcov.networks.unet_config import (
     split_config,
 )
 
+CONDITIONAL = (
+    *("UNet2DConditionModel", "DiTTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel"),
+    "FluxTransformer2DModel",
+)
 UNET_CONFIG, UNET_WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 MAX_JSON_BYTES = 2**24
 
@@ -60,20 +67,34 @@ def _config(unet: nn.Module) -> dict[str, Any]:
     return config | {"_class_name": type(unet).__name__}
 
 
-def check_images(unet: nn.Module, image_shape: tuple[int, ...], learned_range: bool) -> None:
-    """Refuse a network that does not turn images of this shape into noise; it is looked at without memory."""
-    config: Any = unet.config
-    channels, found = image_shape[0], (config.in_channels, config.out_channels)
+def check_images(
+    unet: nn.Module,
+    image_shape: tuple[int, ...],
+    learned_range: bool,
+    classes: int | None = None,
+    empty_condition: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Refuse a network that does not turn images of this shape into noise, by its classes; it takes no memory."""
+    channels, found = image_shape[0], image_channels(unet)
     outputs = channels * (2 if learned_range else 1)
     if found != (channels, outputs):
         raise BundleError(
             f"images of {channels} channels need a network with {channels} inputs and {outputs} outputs, but this one "
             f"has {found[0]} and {found[1]}"
         )
-    if config.class_embed_type is not None or config.num_class_embeds is not None:
-        raise BundleError("the network is conditional on a class; a bundle holds unconditional ones")
+    config: Any = unet.config
+    embedding = config.get("class_embed_type")
+    if embedding is not None:
+        raise BundleError(
+            f"the network embeds classes by {str(embedding)[:50]!r}; a bundle holds networks with a "
+            f"table of classes (num_class_embeds), or without classes"
+        )
+    empty = empty_condition or {}
+    check_classes(classes, empty, unet)
+    check_empty(empty, unet)
+    told = {**({} if classes is None else {LABELS: torch.zeros(1, dtype=torch.int64)}), **example_of(unet), **empty}
     try:
-        check_computes(without_memory(unet), image_shape)
+        check_computes(without_memory(unet), image_shape, told)
     except ValueError as error:
         raise BundleError(f"the network does not fit: {error}") from error
 
@@ -93,24 +114,72 @@ def load_unet(directory: Path, check: Callable[[nn.Module], None] | None = None)
 
     check: looks at the network before its weights take memory, and raises if it is not the one wanted.
     """
-    path = directory / UNET_CONFIG
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise BundleError(f"{path} does not hold an object")
-    unet_class, options = _class_and_settings(content, str(path))
-    tensors, _ = storage.read_tensors(directory / UNET_WEIGHTS)
-    unet = _build_and_fill(lambda: unet_class(**options), tensors, path, directory / UNET_WEIGHTS, check)
+    unet = _load(directory, network_classes(), check)
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter faster on CPUs
     return unet
 
 
-def _class_and_settings(config: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
-    """The class that a config names, and its settings, checked."""
-    from diffusers import UNet2DModel
+def network_classes() -> dict[str, Any]:
+    """The networks that a bundle can hold, by name."""
+    import diffusers
 
     from optcov.networks.paper_unet import PaperUNet
 
-    classes = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
+    return {"UNet2DModel": diffusers.UNet2DModel, "PaperUNet": PaperUNet} | {
+        name: getattr(diffusers, name) for name in CONDITIONAL
+    }
+
+
+def can_store(network: nn.Module) -> bool:
+    """Whether a bundle can hold a network: one of the known classes, not a module of somebody's own."""
+    kind = type(network)
+    return kind.__name__ in ("UNet2DModel", "PaperUNet", *CONDITIONAL) and kind.__module__.startswith(
+        ("diffusers.", "optcov.")
+    )
+
+
+def half_precision(network: nn.Module) -> str | None:
+    """The name of the half precision that a network's weights are in; None if they are not."""
+    weight = next(network.parameters(), None)
+    names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    return None if weight is None else names.get(weight.dtype)
+
+
+def decoder_classes() -> dict[str, Any]:
+    """The autoencoders that a bundle can hold, by name."""
+    import diffusers
+
+    return {"AutoencoderKL": diffusers.AutoencoderKL, "VQModel": diffusers.VQModel}
+
+
+def save_decoder(directory: Path, decoder: nn.Module) -> None:
+    """Write an autoencoder as diffusers does."""
+    settings = _class_and_settings(_config(decoder), "the decoder's config", decoder_classes())[1]
+    names = {name: value for name, value in _config(decoder).items() if name.startswith("_")}
+    storage.write_json(directory / UNET_CONFIG, names | settings)
+    storage.write_tensors(directory / UNET_WEIGHTS, _packed(decoder.state_dict()), {"format": "pt"})
+
+
+def load_decoder(directory: Path) -> nn.Module:
+    """Read an autoencoder, in eval mode, as float32."""
+    return _load(directory, decoder_classes())
+
+
+def _load(directory: Path, classes: Mapping[str, Any], check: Callable[[nn.Module], None] | None = None) -> nn.Module:
+    path = directory / UNET_CONFIG
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise BundleError(f"{path} does not hold an object")
+    kind, options = _class_and_settings(content, str(path), classes)
+    tensors, _ = storage.read_tensors(directory / UNET_WEIGHTS)
+    return _build_and_fill(lambda: kind(**options), tensors, path, directory / UNET_WEIGHTS, check)
+
+
+def _class_and_settings(
+    config: Mapping[str, Any], where: str, classes: Mapping[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The class that a config names, and its settings, checked."""
+    classes = classes or network_classes()
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in classes:
         raise BundleError(f"{where}: a bundle holds a {' or '.join(classes)}, not {str(name)[:80]!r}")

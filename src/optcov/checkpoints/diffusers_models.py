@@ -19,7 +19,7 @@ from optcov.checkpoints.architecture import has_learned_range
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
-from optcov.checkpoints.pipelines import refuse_other_pipelines, refuse_parts
+from optcov.checkpoints.pipelines import refuse_other_pipelines
 from optcov.networks import TimeArgument
 from optcov.networks.unet_config import (
     BUILDING_ERRORS,
@@ -42,6 +42,7 @@ SCHEDULERS = (
     "UniPCMultistepScheduler",
 )
 CLASSES = ("UNet2DModel", "PaperUNet")
+PREDICTIONS = PARAMETERISATIONS
 WEIGHTS = "diffusion_pytorch_model"  # and an ending; large ones come in several files
 MAX_JSON_BYTES = 2**24
 MAX_STEPS = 10**5
@@ -58,7 +59,7 @@ def is_bundle(path: Path) -> bool:
     """Whether a directory holds a bundle, which this layer knows by its config alone."""
     if not (path / "config.json").is_file():
         return False
-    config = _read_config(path / "config.json")
+    config = read_config(path / "config.json")
     return isinstance(config, dict) and config.get("format") == "optcov-bundle"
 
 
@@ -75,23 +76,10 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
             raise CheckpointError("it is a bundle already; use it as it is")
         _refuse_part(path)
         index = path / "model_index.json"
-        refuse_other_pipelines(path, _read_config(index) if index.is_file() else {})
+        refuse_other_pipelines(path, read_config(index) if index.is_file() else {})
         unet, left_out = _load_unet(_folder(path, "unet", "config.json"))
         model = imported_unet(unet, *_read_schedule(path), str(name), image_size)
         return replace(model, left_out=left_out)
-
-
-def import_pipeline(pipeline: Any) -> ImportedModel:
-    """Take a pipeline of diffusers as it is in memory; its network is shared, not copied."""
-    parts = {name: part for name, part in pipeline.components.items() if part is not None}
-    name = type(pipeline).__name__
-    refuse_parts(f"{name}: it", set(parts))
-    scheduler = parts.get("scheduler")
-    if scheduler is None:
-        raise CheckpointError(f"{name}: it has no scheduler, which says how noisy each time is; give it one")
-    return imported_unet(
-        parts["unet"], Schedule.from_diffusers(scheduler), scheduler.config.get("prediction_type", "epsilon"), name
-    )
 
 
 def imported_unet(
@@ -100,8 +88,8 @@ def imported_unet(
     """A UNet2DModel with the schedule it was trained on; its times count from 0 as in diffusers."""
     kind = type(unet).__name__
     if kind not in CLASSES:
-        raise CheckpointError(f"{source}: its network is a {kind}, not an unconditional {CLASSES[0]}")
-    _refuse_conditional(unet.config, f"{source}: ")
+        raise CheckpointError(f"{source}: its network is a {kind}, not a {CLASSES[0]}")
+    _refuse_embeddings(unet.config, f"{source}: ")
     height, width = _sides(image_size or unet.config["sample_size"])
     return ImportedModel(
         unet=unet,
@@ -114,9 +102,13 @@ def imported_unet(
     )
 
 
-def _refuse_conditional(config: Any, where: str = "") -> None:
-    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
-        raise CheckpointError(f"{where}it is conditional on a class; only unconditional networks can be imported")
+def _refuse_embeddings(config: Any, where: str = "") -> None:
+    found = config.get("class_embed_type")
+    if found is not None:
+        raise CheckpointError(
+            f"{where}it embeds classes by {str(found)[:50]!r}; only networks with a table of classes "
+            f"(num_class_embeds) or without classes can be imported"
+        )
 
 
 def _refuse_part(path: Path) -> None:
@@ -140,7 +132,8 @@ def _kind_of_whole(path: Path) -> str | None:
         return None
 
 
-def _read_config(path: Path) -> Any:
+def read_config(path: Path) -> Any:
+    """Read a JSON file of somebody else, of a reasonable size."""
     if path.is_file() and path.stat().st_size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path.name} has {path.stat().st_size:,} bytes, which no config needs")
     return read_json(path)
@@ -174,15 +167,15 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
 
     from optcov.networks.paper_unet import PaperUNet
 
-    config = _read_config(path / "config.json")
+    config = read_config(path / "config.json")
     kind = config.get("_class_name") if isinstance(config, dict) else None
     if kind not in CLASSES:
-        raise CheckpointError(f"config.json describes {kind!r}, which is not an unconditional {CLASSES[0]}")
-    _refuse_conditional(config)
+        raise CheckpointError(f"config.json describes {kind!r}, which is not a {CLASSES[0]}")
+    _refuse_embeddings(config)
     loader = PaperUNet if kind == "PaperUNet" else UNet2DModel
     left_out = _check_config(path, config, loader)
     try:  # mismatches are let through here so that the report lists them all
-        with _quietly():
+        with quietly():
             unet, report = loader.from_pretrained(
                 path, output_loading_info=True, low_cpu_mem_usage=False, ignore_mismatched_sizes=True
             )
@@ -204,16 +197,19 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep diffusers from telling in its log what the report tells."""
+def quietly() -> Iterator[None]:
+    """Keep diffusers from telling in its log what the report tells, and from bars of its own."""
     from diffusers.utils import logging
 
-    before = logging.get_verbosity()
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _check_config(path: Path, config: dict[str, Any], loader: Any) -> tuple[str, ...]:
@@ -264,7 +260,7 @@ def _read_schedule(path: Path) -> tuple[Schedule, str]:
     folder = _folder(path, "scheduler", "scheduler_config.json")
     if not (folder / "scheduler_config.json").is_file():
         return Schedule.linear(), "epsilon"
-    config = _read_config(folder / "scheduler_config.json")
+    config = read_config(folder / "scheduler_config.json")
     kind = config.get("_class_name") if isinstance(config, dict) else None
     if kind not in SCHEDULERS:
         raise CheckpointError(f"its scheduler is {kind!r}; known are {', '.join(SCHEDULERS)}")
@@ -278,7 +274,7 @@ def _read_schedule(path: Path) -> tuple[Schedule, str]:
     if isinstance(betas, list) and len(betas) > MAX_STEPS:
         raise CheckpointError(f"its scheduler has {len(betas)} betas, more than {MAX_STEPS} steps")
     try:
-        with _quietly():
+        with quietly():
             return Schedule.from_diffusers(getattr(diffusers, kind).from_config(config)), parameterisation
     # diffusers raises whatever settings of a wrong kind lead to
     except Exception as error:

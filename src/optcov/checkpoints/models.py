@@ -35,7 +35,7 @@ class ImportedModel:
     unet: Any  # UNet2DModel or PaperUNet, eval mode; takes the network's own time argument
     schedule: Schedule  # the one it was trained on
     time_argument: TimeArgument
-    image_shape: tuple[int, int, int]  # (C, H, W)
+    image_shape: tuple[int, ...] | None  # (C, H, W); None: that of the data
     source: str  # a name in SOURCES, or what diffusers' files say of themselves
     heads: Mapping[str, Head] = field(default_factory=dict)  # "npr", "sn"
     learned_range: bool = False  # the output is noise and v, the "range" head of Improved DDPM
@@ -43,6 +43,12 @@ class ImportedModel:
     mean_square_noise: Tensor | None = None  # Gamma at the times `gamma_times`, float64 (T,)
     noise_caps: Mapping[str, float | None] = field(default_factory=dict)  # the paper's y by method
     left_out: tuple[str, ...] = ()  # settings of the network's config that are off and that nobody here knows
+    data_range: tuple[float, float] | None = (-1.0, 1.0)  # None: latents
+    decoder: Any = None  # what turns latents into images and back
+    words: Any = None  # what turns captions into a condition; None: it takes none
+    empty_condition: Mapping[str, Tensor] = field(default_factory=dict)  # what stands for none, each (1, ...)
+    any_size: bool = False  # takes data of other sizes than image_shape
+    layer: str | None = None  # the output layer, of a module that does not tell
 
     @property
     def gamma_times(self) -> Tensor:

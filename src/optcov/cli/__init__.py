@@ -30,11 +30,13 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
         "import": "one of the paper's checkpoints, or a diffusers model, as a bundle",
         "sample": "images by any method; --compare and --variance-map make pictures",
         "bpd": "bits/dim of images, for every covariance and number of steps",
+        "restore": "an image from a damaged one, with its uncertainty: mask, blur, size",
         "trajectory": "the times that make the bound least, kept in the bundle",
     },
     "Train one, and measure": {
         "data": "fetch Fashion-MNIST or CIFAR-10, verified by checksum",
         "train": "a noise predictor from images, resumable",
+        "statistics": "of images for distances, gathered once: FID's reference",
         "frechet": "the distance between two sets of images, or samples",
         "table": "a table of the paper on your bundle, beside the paper's numbers",
         "report": "tables, samples, variances and their errors on one HTML page",

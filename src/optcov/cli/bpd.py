@@ -44,6 +44,9 @@ def command(
     seed: int = typer.Option(0, callback=check_seed, help="Noise depends on (seed, image, time) alone."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
+    labels: bool = typer.Option(
+        True, help="Tell a network with classes the labels of the images; without, the bound is that of no class."
+    ),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
     """Bound the negative log-likelihood of images: every covariance, every K, even and optimal trajectories."""
@@ -55,7 +58,8 @@ def command(
     out = out or default_out(bundle, "bpd")
     model = bundles.load(bundle, schedule)
     conventions = Conventions(tuple(names(covariances)) or None, times, eta, last_variance, cdf, seed)
-    test, train = some_images(data, model, "test", images), some_images(data, model, "train", train_images)
+    test = some_images(data, model, "test", images, labels)
+    train = some_images(data, model, "train", train_images, labels)
     with resumable(out):
         result = bits_per_dim(
             model,
@@ -77,7 +81,7 @@ def command(
     if json:
         print_json(content)
         return
-    print_table(f"{bundle} on {data}: bits/dim, last variance {last_variance}, cdf {cdf}", *result.cells())
+    print_table(f"{bundle} on {data}: {result.unit}, last variance {last_variance}, cdf {cdf}", *result.cells())
     more = ["trajectory", bundle, data] if Path(bundle).is_dir() else ["table", "bpd", "--bundle", bundle]
     finish(out / "table.json", "optcov", *more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,26 @@ if TYPE_CHECKING:
     from optcov.bundle import Bundle
     from optcov.fitting.fit import FitPlan
 
-FIRST_SCREEN = ("out", "heads", "images", "measure_images", "batch_size", "flip", "seed", "overwrite", "json")
+FIRST_SCREEN = (
+    "out",
+    "heads",
+    "images",
+    "measure_images",
+    "evaluations",
+    "batch_size",
+    "flip",
+    "seed",
+    "overwrite",
+    "json",
+)
 
 
 def command(
     context: typer.Context,
-    source: Path = typer.Argument(help="A DDPMPipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."),
-    data: str = typer.Argument(help="Training images, as for `optcov train`."),
+    source: Path = typer.Argument(
+        help="A diffusers pipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."
+    ),
+    data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
     heads: str = typer.Option("sn,npr,range", help="Heads to fit; none measures the numbers per time alone."),
     kind: str = typer.Option("auto", help="auto, timed, conv or residual; residual heads train by AdamW."),
@@ -52,12 +66,15 @@ def command(
         help="Judge each checkpoint of residual heads by the Frechet distance of so many samples; 0: the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
-    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
+    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
     times: int = typer.Option(100, min=0, help="Times at which the numbers per time are measured; 0 for every one."),
     measure_images: int = typer.Option(
-        512, min=0, help="Images per time; 0 takes the numbers from the fit's own samples."
+        96, min=0, help="Images per time; 0 takes the numbers from the fit's own samples and measures no spectra."
     ),
     calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
+    evaluations: int = typer.Option(
+        0, min=0, help="Network evaluations in all: scales the numbers of images; 0 leaves them as they are."
+    ),
     half: bool = typer.Option(
         True, help="Round a new noise predictor to float16 first, to store it in half the space."
     ),
@@ -65,6 +82,10 @@ def command(
     schedule: str | None = typer.Option(
         None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
     ),
+    empty_class: int | None = typer.Option(
+        None, min=0, help="Class of a foreign network that stands for no class; runs and bundles tell it themselves."
+    ),
+    empty_share: float = typer.Option(0.1, help="Share of images fitted without their label, for guidance."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace a bundle or an unfinished fit of other settings."
@@ -72,7 +93,7 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Fit heads and measure the numbers per time (stage 2)."""
-    from optcov.bundle import load
+    from optcov.bundle import Bundle, load
     from optcov.bundle.description import describe
     from optcov.bundle.sampler import suggested_method
     from optcov.fitting.fit import FitPlan, FitSettings
@@ -80,8 +101,10 @@ def command(
     from optcov.processes import this_process
 
     settings = settings_of(FitSettings, context)
-    plan = FitPlan(source, data, [] if heads == "none" else names(heads), settings, schedule)
-    plan.bundle.check_target(out)
+    Bundle.check_target(out)
+    cache = out.with_name(f"{out.name}.latents")  # of models of latents; it goes with the end of the fit
+    chosen = [] if heads == "none" else names(heads)
+    plan = FitPlan(source, data, chosen, settings, schedule, cache=cache)
     tell_left_out(plan.bundle)
     run = FitRun(out, plan.identity, overwrite)
     if run.finished:
@@ -89,8 +112,11 @@ def command(
         run.clean()
     else:
         announce(f"{'goes on with the fit that was stopped: ' if run.resumes else ''}{plan}, and writes {out}")
+        announce(str(plan.estimate()))
         with resumable(run.work):
             bundle = run.write(plan)
+            if this_process().is_main_process:
+                shutil.rmtree(cache, ignore_errors=True)
         _tell(plan, bundle)
     if not this_process().is_main_process:
         return

@@ -16,24 +16,26 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from optcov.metrics import Distance
+
 
 def command(
     first: str = typer.Argument(help="Images (directory, .npz, .npy, hf:NAME), statistics (.npz), or BUNDLE:METHOD."),
     second: str = typer.Argument(help="The same; a data set with splits takes #train or #test at its end."),
-    features: str = typer.Option("fashion", help="Feature extractor: fashion, lite0 or inception:FILE."),
+    features: str = typer.Option("fashion", help="Feature extractor: fashion, lite0, inception or inception:FILE."),
     samples: int = typer.Option(2000, min=4, help="Images to draw from a BUNDLE:METHOD."),
     steps: int = typer.Option(10, min=2, help="Reverse steps to draw them by."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed to draw them by."),
-    kernel: bool = typer.Option(False, "--kernel", help="Measure the kernel distance (KID) too."),
+    kernel: bool = typer.Option(False, "--kernel", help="Measure the kernel distance too; FID has KID beside it."),
     save_first: Path = typer.Option(None, help="Write the first set's statistics (mu, sigma) to this .npz file."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Measure the Frechet distance of two sets of images, with its standard error and its limit of many samples."""
-    import torch
-
     from optcov import storage
     from optcov.methods import find_method
-    from optcov.metrics import FeatureStatistics, MetricError, find_extractor, kernel_distance, measure_frechet
+    from optcov.metrics import FeatureStatistics, MetricError, find_extractor, measure_frechet, measure_kernel
+    from optcov.metrics.extractors import FID
+    from optcov.metrics.kernel import rows_of
     from optcov.metrics.sources import Drawing, open_source, split_method
     from optcov.metrics.statistics import check_same_dimension
 
@@ -47,8 +49,11 @@ def command(
         for side, source in enumerate((first, second))
     ]
     check_same_dimension(*(source.dimension for source in opened))
-    if kernel and any(source.statistics for source in opened):
-        raise MetricError("a kernel distance needs images on both sides, not statistics; leave --kernel out")
+    if kernel and not all(source.rows for source in opened):
+        raise MetricError(
+            "a kernel distance needs images on both sides, or statistics by optcov statistics, which keep some "
+            "features; leave --kernel out"
+        )
     if save_first is not None:
         storage.require_writable(save_first)
     drawn = {source: method for source in (first, second) if (method := split_method(source)[1])}
@@ -57,12 +62,10 @@ def command(
     announce(f"measures {extractor.distance} between {first} and {second}{effort}")
     one, other = (source.features() for source in opened)
     distance = measure_frechet(one, other)
-    measured = {name: value for name, value in asdict(distance).items() if name != "replicates"}
-    result = {"distance": extractor.distance, "first": first, "second": second, **measured}
-    if kernel:
-        assert isinstance(one, torch.Tensor)
-        assert isinstance(other, torch.Tensor)
-        result["kernel"] = asdict(kernel_distance(one, other))
+    result = {"distance": extractor.distance, "first": first, "second": second, **_shown(distance)}
+    rows, others = rows_of(one), rows_of(other)
+    if rows is not None and others is not None and (kernel or extractor.distance.startswith(FID)):
+        result["kernel"] = _shown(measure_kernel(rows, others))
     if save_first is not None:
         statistics = one if isinstance(one, FeatureStatistics) else FeatureStatistics.of(one)
         replace(statistics, features=extractor.identity).save(save_first)
@@ -77,6 +80,10 @@ def command(
         finish(save_first, *more)
 
 
+def _shown(distance: Distance) -> dict[str, object]:
+    return {name: value for name, value in asdict(distance).items() if name != "replicates"}
+
+
 def _print(name: str, result: dict[str, object]) -> None:
     rows = [
         (name, result["value"]),
@@ -85,7 +92,8 @@ def _print(name: str, result: dict[str, object]) -> None:
     ]
     kernel = result.get("kernel")
     if isinstance(kernel, dict):
-        rows += [("kernel distance", kernel["value"]), ("spread over subsets", kernel["spread"])]
+        kind = "KID" if name.startswith("FID") else "kernel distance"
+        rows += [(kind, kernel["value"]), (f"standard error of {kind}", kernel["standard_error"])]
     counts = result["counts"]
     assert isinstance(counts, tuple)
     title = f"{result['first']} ({counts[0] or '?'}) against {result['second']} ({counts[1] or '?'})"

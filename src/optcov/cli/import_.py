@@ -29,6 +29,9 @@ def command(
     sn: Path | None = typer.Option(None, help="Another file of the same network, with the SN head."),
     gamma: Path | None = typer.Option(None, help="The authors' Gamma file, for Analytic-DPM."),
     image_size: int | None = typer.Option(None, help="Height and width, if the keys do not tell.", min=1),
+    empty_class: int | None = typer.Option(
+        None, min=0, help="Class that stands for no class, if the network knows classes and one of them does."
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace another bundle that is there."),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
@@ -45,6 +48,8 @@ def command(
     Bundle.check_target(out)
     model = import_model(file, name, head=head, npr=npr, sn=sn, gamma=gamma, image_size=image_size)
     bundle = bundle_of(model)
+    if empty_class is not None:
+        bundle = bundle.with_empty_class(empty_class)
     bundle.check_loadable()
     tell_left_out(bundle)
     there = not overwrite and _is_there(bundle, out)
@@ -57,10 +62,11 @@ def command(
     found = {
         "network": printable(model.source),
         "weights": f"{weights:,}",
-        "images": "x".join(map(str, model.image_shape)),
+        "images": "x".join(map(str, bundle.image_shape)),
         "schedule": repr(model.schedule),
         "predicts": model.parameterisation,
         "time argument": f"(t - {model.time_argument.shift:g}) * {model.time_argument.scale:g}",
+        **({} if bundle.classes is None else {"classes": f"{bundle.classes}"}),
         "heads": ", ".join([*model.heads, *["range"] * model.learned_range]) or "none",
         "Gamma": "yes" if model.mean_square_noise is not None else "no",
     }

@@ -26,7 +26,8 @@ COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
 COMPARED_STEPS = (5, 10, 25, 50)
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
-FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "trajectory", "compare", "variance_map", "batch_size", "json")
+ROW = 8  # images of a row of the grid, and of a class
+FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "classes", "guidance", "compare", "variance_map", "json")
 
 
 def command(
@@ -40,8 +41,17 @@ def command(
         None, help="A row of the paper or a peer, as listed above; by default NPR-DDIM.", show_default=False
     ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
-    n: int = typer.Option(64, "--n", help="Number of images."),
+    n: int | None = typer.Option(
+        None, "--n", help="Number of images; by default 64, or a row of 8 for each class.", show_default=False
+    ),
     seed: int = typer.Option(0, callback=check_seed, help="With the image's number it determines its noise."),
+    classes: list[str] | None = typer.Option(
+        None,
+        "--class",
+        help="Draw this class; several take turns, a row of 8 images each. none: without a class. By default all.",
+        show_default=False,
+    ),
+    guidance: float = typer.Option(1.0, help="How far to move from what is drawn without a class; 1: not at all."),
     trajectory: str = typer.Option("even", help="Times: even, quadratic, karras or optimal."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, help="Images drawn at once; does not change them."),
@@ -73,34 +83,40 @@ def command(
     Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
     """
     from optcov import bundle as bundles
+    from optcov.bundle.sampler import labels_in_rows
     from optcov.methods import DEFAULT_METHOD
     from optcov.processes import this_process
 
     method = DEFAULT_METHOD if method is None else method
-    if n < 1 or batch_size < 1:
+    if (n is not None and n < 1) or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
-    if n > MAX_IMAGES:
+    if n is not None and n > MAX_IMAGES:
         raise ValueError(f"--n {n} is more than the {MAX_IMAGES} images that have noise of their own; draw fewer")
     state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
+    labels = _labels(model, classes)
+    n = _shown(labels) if n is None else n
     if compare:
-        done = _compare(model, out, methods, steps_list, min(n, IN_PICTURE), seed)
+        count = min(n, IN_PICTURE)
+        told = {"condition": labels_in_rows(labels, count), "guidance": guidance}
+        done = _compare(model, out, methods, steps_list, count, seed, told)
         if json:
             print_json(done)
         else:
             finish(Path(done["picture"]), "optcov", "sample", bundle, "--variance-map")
         return
     options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
+    options |= {"condition": labels_in_rows(labels, n, ROW), "guidance": guidance}
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
-    out = out or default_out(model.name, method, str(steps))
+    out = out or default_out(model.name, method, str(steps), *_words(classes, guidance))
     times = f" ({trajectory})" if sampler.trajectory else ""
     caption = printable(f"{model.name}: {sampler.title}{times}, seed {seed}")
     if variance_map:
         require_variance(sampler)
     announce(f"{caption}: draws {n} images to {out}; those that are there stay")
     with resumable(out):
-        done = _sample(sampler, caption, out, n, batch_size, file_format, state)
+        done = _sample(sampler, caption, out, n, batch_size, file_format, state, labels)
     if not state.is_main_process:
         return
     if variance_map:
@@ -111,6 +127,34 @@ def command(
         return
     _tell(done, sampler)
     finish(out / ("variance.png" if variance_map else "grid.png"), "optcov", "sample", bundle, "--compare")
+
+
+def _labels(model: Bundle, classes: list[str] | None) -> list[int]:
+    """The classes that images take in turn: those asked for, or all; nothing for a bundle without classes."""
+    if classes and model.classes is None:
+        raise ValueError(f"{model.name} knows no classes; leave --class out")
+    empty, known = model.empty_condition.get("class_labels"), model.class_numbers
+    found = []
+    for text in classes or []:
+        if text == "none" and empty is not None:
+            found.append(int(empty))
+        elif text.isdecimal() and len(text) < 10 and int(text) in known:
+            found.append(int(text))
+        else:
+            none = "" if empty is None else ", and none for no class"
+            raise ValueError(f"--class {text!r} is no class of {model.name}; they are {known[0]} to {known[-1]}{none}")
+    return found or known
+
+
+def _shown(labels: list[int]) -> int:
+    """How many images a grid shows at most: a row for each class, as far as they can be looked at."""
+    return max(IN_GRID, ROW * min(len(labels), IN_GRID))
+
+
+def _words(classes: list[str] | None, guidance: float) -> list[str]:
+    """What distinguishes the output of these options in the name of its directory."""
+    chosen = [f"class-{'-'.join(classes)}"] if classes else []
+    return [*chosen, *([] if guidance == 1 else [f"guidance-{guidance:g}"])]
 
 
 def require_variance(sampler: Sampler) -> None:
@@ -131,7 +175,14 @@ def require_variance(sampler: Sampler) -> None:
 
 
 def _sample(
-    sampler: Sampler, caption: str, out: Path, n: int, batch_size: int, file_format: str, state: PartialState
+    sampler: Sampler,
+    caption: str,
+    out: Path,
+    n: int,
+    batch_size: int,
+    file_format: str,
+    state: PartialState,
+    labels: list[int],
 ) -> dict[str, Any]:
     """Draw what is missing of the first n images, and say what was done."""
     from optcov.bundle.pictures import draw_grid
@@ -139,9 +190,12 @@ def _sample(
     from optcov.data.sample_directory import SampleDirectory
     from optcov.storage import directory_lock
 
+    settings = sampler.settings()
+    if labels:  # the rule instead of the labels themselves, so that more images may be drawn later
+        settings["condition"] = {"labels": labels, "images of a row": ROW}
     evaluations, drawn_here = 0.0, 0
     with directory_lock(out) if state.is_main_process else nullcontext():
-        directory = SampleDirectory(out, sampler.settings(), file_format)
+        directory = SampleDirectory(out, settings, file_format)
         missing = directory.missing(n)
         state.wait_for_everyone()  # nobody draws before everybody has seen what is missing
         rank, ranks = state.process_index, state.num_processes
@@ -152,7 +206,7 @@ def _sample(
             for start in range(0, len(share), batch_size):
                 indices = list(share[start : start + batch_size])
                 drawn = sampler.draw(indices)
-                directory.save(to_8bit(drawn.x_0), indices)
+                directory.save(to_8bit(sampler.bundle.as_images(drawn.x_0)), indices)
                 evaluations, drawn_here = evaluations + float(drawn.evaluations.sum()), drawn_here + len(indices)
                 yield indices
 
@@ -160,7 +214,7 @@ def _sample(
             pass
         state.wait_for_everyone()
         if state.is_main_process:
-            draw_grid(directory.first(min(n, IN_GRID)), out / "grid.png", caption)
+            draw_grid(directory.first(min(n, _shown(labels))), out / "grid.png", caption, ROW)
     clamps = sampler.process.bounds if sampler.process else None
     return {
         "directory": str(out),
@@ -168,7 +222,7 @@ def _sample(
         "images": n,
         "drawn": len(missing),
         "evaluations": evaluations / drawn_here if drawn_here else None,  # per image, of this process
-        "settings": sampler.settings(),
+        "settings": settings,
         "clamped": {"below": clamps.below, "above": clamps.above, "of": clamps.total} if clamps else None,
     }
 
@@ -186,7 +240,15 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
     errors.print(f"{drawn} images drawn{cost}; {done['images'] - drawn} were there already", highlight=False)
 
 
-def _compare(model: Bundle, out: Path | None, methods: str, steps: str | None, count: int, seed: int) -> dict[str, Any]:
+def _compare(
+    model: Bundle,
+    out: Path | None,
+    methods: str,
+    steps: str | None,
+    count: int,
+    seed: int,
+    told: dict[str, Any],
+) -> dict[str, Any]:
     """Draw the picture of methods against steps, and say what is in it."""
     from optcov.bundle.pictures import compare, draw_comparison
 
@@ -196,7 +258,7 @@ def _compare(model: Bundle, out: Path | None, methods: str, steps: str | None, c
     rows = [name.strip() for name in methods.split(";")]
     chosen = out or default_out(model.name, "compare.png")
     picture = chosen if chosen.suffix == ".png" else chosen / "compare.png"
-    cells = compare(model, rows, columns, count, seed)
+    cells = compare(model, rows, columns, count, seed, **told)
     shown = ",".join(map(str, columns))
     announce(f"{model.name}: {methods} in {shown} steps from the same noise, as one picture to {picture}")
     tracked = track(cells, len(rows) * len(columns), "methods and steps", "cells")
@@ -218,8 +280,9 @@ def _variance_map(sampler: Sampler, path: Path, count: int) -> None:
         if step.t == middle:
             seen.append(step.x_t)
 
-    images = to_8bit(sampler.draw(range(count), callback=remember).x_0).cpu()
-    deviations = clean_deviation(sampler.process, seen[0], middle)
+    images = to_8bit(sampler.bundle.as_images(sampler.draw(range(count), callback=remember).x_0)).cpu()
+    told = sampler.condition_of(range(count), seen[0].device)
+    deviations = clean_deviation(sampler.process, seen[0], middle, **told)
     draw_deviations(
         images, deviations, path, f"{sampler.method.name}: standard deviation of x_0 given x_t at t = {middle}"
     )

@@ -25,17 +25,20 @@ def command(
     decay: str = typer.Option("cosine", help="Learning rate after the warm-up: cosine or constant."),
     ema: float = typer.Option(0.9999, help="Decay of the moving average of the weights."),
     clip: float = typer.Option(1.0, help="Largest norm of the gradient."),
-    schedule: str = typer.Option("vp_sde", help="Noise schedule: vp_sde, linear or cosine."),
+    schedule: str = typer.Option("vp_sde", help="Noise schedule: vp_sde, linear, cosine or flow."),
+    network: str = typer.Option("unet", help="unet, or dit: a transformer on patches, which needs --labels."),
+    patch_size: int = typer.Option(4, help="Side of the DiT's patches in pixels."),
+    width: int = typer.Option(128, help="Width of the DiT."),
     channels: str = typer.Option("32,64,96", help="Channels per level of the U-Net."),
-    layers: int = typer.Option(1, help="Residual blocks per level."),
+    layers: int | None = typer.Option(None, help="Residual blocks per level (1), or blocks of a DiT (6)."),
     attention_levels: int = typer.Option(1, help="How many of the lowest levels have attention."),
     groups: int = typer.Option(8, help="Groups of the group normalisation."),
     head_dim: int = typer.Option(32, help="Channels per attention head."),
-    dropout: float = typer.Option(0.0, help="Dropout in the residual blocks."),
+    dropout: float = typer.Option(0.0, help="Dropout in the blocks."),
     flip: bool = typer.Option(True, help="Mirror images at random."),
     labels: int = typer.Option(0, help="Condition on the labels of so many classes; 0: do not."),
     empty_share: float = typer.Option(0.1, help="Share of labels left out, so that guidance works later."),
-    prediction: str = typer.Option("epsilon", help="What the network predicts: epsilon, sample or v_prediction."),
+    prediction: str = typer.Option("epsilon", help="Its output: epsilon, sample, v_prediction or flow_prediction."),
     levels: str = typer.Option(
         "uniform", help="Times: uniform, or normal (log of noise over signal is normal, as in EDM)."
     ),
@@ -49,7 +52,7 @@ def command(
         0, help="Judge each checkpoint by the Frechet distance of so many samples and end with the best; 0: the last."
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
-    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0 or inception:FILE."),
+    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
     json: bool = typer.Option(False, "--json", help="Print the run's settings and where its weights are as JSON."),
 ) -> None:
     """Train a noise predictor (stage 1)."""
@@ -58,11 +61,17 @@ def command(
     from optcov.fitting.batches import NoiseLevels
     from optcov.fitting.config import TrainingConfig
     from optcov.fitting.score import ScoreSettings
-    from optcov.fitting.stage1 import UNetShape, train_noise_predictor
+    from optcov.fitting.stage1 import DiTShape, UNetShape, train_noise_predictor
 
-    shape = UNetShape(
-        tuple(numbers(channels, "--channels", "32,64,96")), layers, attention_levels, groups, head_dim, dropout, labels
-    )
+    if network not in ("unet", "dit"):
+        raise ValueError(f"--network {network!r} is neither unet nor dit")
+    shape: UNetShape | DiTShape
+    if network == "dit":
+        shape = DiTShape(patch_size, width, 6 if layers is None else layers, head_dim, dropout, labels)
+    else:
+        levels_of_channels = tuple(numbers(channels, "--channels", "32,64,96"))
+        blocks = 1 if layers is None else layers
+        shape = UNetShape(levels_of_channels, blocks, attention_levels, groups, head_dim, dropout, labels)
     if levels not in ("uniform", "normal"):
         raise ValueError(f"--levels {levels!r} is neither uniform nor normal")
     images = image_data.load(data, split)

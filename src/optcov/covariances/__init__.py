@@ -8,12 +8,17 @@
     sn                  k (h - eps_hat^2)                   Eq. 10
     npr                 k g                                 Eq. 16
     sn_full, npr_full   their matrix forms                  Appendix B
+    spectral            k B^T diag(E (B r)^2) B             not in the paper: B a cosine basis, r = eps - eps_hat
+    npr_correlated      D^1/2 C D^1/2, D = diag(k g)        not in the paper: C the correlation of r / sqrt(g)
+    sn_correlated       the same of SN                      not in the paper
     range               not of this form                    Improved DDPM
 
 with k = beta_bar_t / alpha_bar_t. The reverse step is then lambda^2 I + gamma^2 v for all but the last.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 # in this order they are registered, and shown
 # isort: off
@@ -23,6 +28,8 @@ from optcov.covariances.analytic import Analytic, IsotropicResidual
 from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
 from optcov.covariances.residual import FullResidual, Residual
 from optcov.covariances.learned_range import LearnedRange, range_ends
+from optcov.covariances.spectrum import Spectrum
+from optcov.covariances.correlated import BySpectrum, CorrelatedResidual, CorrelatedSquaredNoise, SpectralResidual
 from optcov.covariances.clamped import clamped_in_words
 # isort: on
 
@@ -31,6 +38,9 @@ __all__ = [
     "Beta",
     "BetaTilde",
     "Bounds",
+    "BySpectrum",
+    "CorrelatedResidual",
+    "CorrelatedSquaredNoise",
     "Covariance",
     "Example",
     "FullResidual",
@@ -41,6 +51,8 @@ __all__ = [
     "Regression",
     "Residual",
     "Row",
+    "SpectralResidual",
+    "Spectrum",
     "SquaredNoise",
     "clamped_in_words",
     "find_covariance",
@@ -68,11 +80,20 @@ def of_head(head: str) -> type[Covariance]:
     raise ValueError(f"unknown head {head!r}; choose among {known}")
 
 
-def make_covariance(covariance: str | Covariance, numbers: dict[str, PerTime | None] | None = None) -> Covariance:
-    """Look a covariance up by its name, and give it the number per time that it needs."""
+def make_covariance(
+    covariance: str | Covariance, numbers: dict[str, PerTime | None] | None = None, spectrum: Any = None
+) -> Covariance:
+    """Look a covariance up by its name, and give it the number per time or the spectrum that it needs."""
     if isinstance(covariance, Covariance):
         return covariance
     kind = find_covariance(covariance)
+    if issubclass(kind, BySpectrum):
+        if spectrum is None:
+            raise ValueError(
+                f"covariance {covariance!r} needs powers per frequency: pass spectrum=, a callable of t or a Spectrum; "
+                f"a bundle that was fitted by this version has them (optcov fit)"
+            )
+        return kind(spectrum)
     if kind.number is None:
         return kind()
     given = (numbers or {}).get(kind.number)

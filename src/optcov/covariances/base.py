@@ -155,7 +155,8 @@ class Covariance(ABC):
     label: ClassVar[str] = ""  # in tables, if no row is its own; the name unless told
     head: ClassVar[str | None] = None  # the head that it reads
     number: ClassVar[str | None] = None  # the number per time that it takes, an argument of ReverseProcess
-    structure: ClassVar[str] = "diagonal"  # of v: isotropic, diagonal or matrix; "range": of the step
+    spectrum: ClassVar[str | None] = None  # the powers per time and frequency that it takes, by their name in a bundle
+    structure: ClassVar[str] = "diagonal"  # of v: isotropic, diagonal, correlated or matrix; "range": of the step
     has_posterior: ClassVar[bool] = True  # whether it says something of x_0 given x_t
     only_eta: ClassVar[float | None] = None  # the one eta it is defined for
     bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated

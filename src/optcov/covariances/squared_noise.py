@@ -26,7 +26,8 @@ class SquaredNoise(Covariance):
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         unit, excess = prediction.units.get("sn", "noise"), prediction.heads["sn"]
         if "sn" not in prediction.excesses:
-            excess = excess - prediction.in_unit(unit).square()
+            own = prediction if prediction.unguided is None else prediction.of_heads
+            excess = excess - own.in_unit(unit).square()
         factor = prediction.factor(unit)
         return Diagonal((per_sample(factor, excess) if factor.ndim else factor) * excess)
 
@@ -54,6 +55,6 @@ class FullSquaredNoise(Covariance):
     structure = "matrix"
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
-        noise = prediction.noise.flatten(1)
+        noise = prediction.of_heads.noise.flatten(1)
         matrix = prediction.heads["sn_full"] - noise.unsqueeze(-1) * noise.unsqueeze(-2)
         return Full(per_sample(prediction.factor("noise"), matrix) * matrix)

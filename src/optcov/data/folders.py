@@ -6,6 +6,7 @@ import struct
 import warnings
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from optcov.data.images import DataError, ImageSet, require_memory
+from optcov.data.labels import folder_captions, folder_labels
 from optcov.data.modes import channels_of, pixels_of, say_converted
 from optcov.data.png import png_damage
 
@@ -34,12 +36,16 @@ def image_files(directory: Path) -> list[Path]:
     return [directory / path for path in sorted(shown, key=lambda path: path.as_posix())]
 
 
-def load_folder(directory: Path) -> ImageSet:
-    """Load every image below a directory; they must agree in size. Grey ones become RGB if there are coloured ones."""
+def load_folder(directory: Path, parts: Sequence[Path] = ()) -> ImageSet:
+    """Load every image below a directory; they must agree in size. Grey ones become RGB if there are coloured ones.
+
+    parts: all parts of the data, such as train and test; classes by name are numbered over all of them.
+    """
     files = image_files(directory)
     if not files:
         known = ", ".join(suffix for group in FORMATS.values() for suffix in group)
         raise DataError(f"{directory} holds no images; known endings are {known}")
+    labels = folder_labels(Path(directory), files, {part: image_files(part) for part in parts})
     modes: Counter[str] = Counter()
     first = read_image(files[0], seen=modes)
     require_memory(len(files) * first.nbytes, str(directory))
@@ -52,7 +58,8 @@ def load_folder(directory: Path) -> ImageSet:
             images = np.repeat(images, 3, axis=1)
         images[number] = pixels  # grey goes to every channel
     say_converted(Path(directory).name, modes)
-    return ImageSet(torch.from_numpy(images), None, Path(directory).name)
+    captions = folder_captions(Path(directory), files)
+    return ImageSet(torch.from_numpy(images), labels, Path(directory).name, captions)
 
 
 def read_image(

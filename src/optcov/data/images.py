@@ -49,6 +49,7 @@ class ImageSet:
     images: Tensor  # uint8, (n, C, H, W)
     labels: Tensor | None = None  # int64, (n,)
     name: str = "images"
+    captions: tuple[str, ...] | None = None  # a text for each image
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -60,6 +61,7 @@ class ImageSet:
             raise DataError(f"{self.name} holds no images: its shape is {tuple(self.images.shape)}")
         if self.labels is not None and self.labels.shape != (len(self.images),):
             raise DataError(f"{self.name} has {len(self.images)} images but labels of shape {tuple(self.labels.shape)}")
+        check_captions(self.captions, len(self.images), self.name)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -77,7 +79,8 @@ class ImageSet:
     def select(self, index: slice | Tensor, name: str | None = None) -> ImageSet:
         """Some of the images, as a set."""
         labels = None if self.labels is None else self.labels[index]
-        return ImageSet(self.images[index], labels, name or self.name)
+        captions = select_captions(self.captions, index)
+        return ImageSet(self.images[index], labels, name or self.name, captions)
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Images in [-1, 1] in their order, float32 (size, C, H, W); the last batch may be smaller."""
@@ -87,7 +90,8 @@ class ImageSet:
     def flipped(self) -> ImageSet:
         """Add the mirror image of every image behind the images themselves."""
         labels = None if self.labels is None else torch.cat([self.labels, self.labels])
-        return replace(self, images=torch.cat([self.images, self.images.flip(-1)]), labels=labels)
+        captions = None if self.captions is None else self.captions * 2
+        return replace(self, images=torch.cat([self.images, self.images.flip(-1)]), labels=labels, captions=captions)
 
     def split(self, test_share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """Train and test parts by a permutation that depends on the number of images and the seed alone."""
@@ -107,6 +111,26 @@ class ImageSet:
         for start in range(0, len(self), 4096):
             digest.update(self.images[start : start + 4096].contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def check_captions(captions: tuple[str, ...] | None, count: int, name: str) -> None:
+    """Refuse captions that are not one text for each of so many data points."""
+    if captions is None:
+        return
+    if len(captions) != count:
+        raise DataError(f"{name} has {count} images but {len(captions)} captions; give one for each")
+    if not all(isinstance(caption, str) for caption in captions):
+        raise DataError(f"{name} has captions that are no texts; give strings")
+
+
+def select_captions(captions: tuple[str, ...] | None, index: slice | Tensor) -> tuple[str, ...] | None:
+    """Some of the captions."""
+    if captions is None:
+        return None
+    if isinstance(index, slice):
+        return captions[index]
+    numbers = torch.arange(len(captions))[index.cpu()]
+    return tuple(captions[number] for number in numbers.tolist())
 
 
 def split_indices(total: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:

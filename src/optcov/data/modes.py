@@ -70,7 +70,7 @@ def with_channels(images: ImageSet, channels: int) -> ImageSet:
     was, becomes = ("RGB", "grey") if channels == 1 else ("grey", "RGB")
     say_once(f"{images.name}: converted {len(images)} {was} images to {becomes}, which the network takes")
     converted = images.images.expand(-1, 3, -1, -1).contiguous() if channels == 3 else _grey(images.images)
-    return ImageSet(converted, images.labels, images.name)
+    return ImageSet(converted, images.labels, images.name, images.captions)
 
 
 def say_converted(name: str, modes: Mapping[str, int]) -> None:

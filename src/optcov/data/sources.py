@@ -76,7 +76,8 @@ def join(first: ImageSet, second: ImageSet) -> ImageSet:
     labels = None
     if first.labels is not None and second.labels is not None:
         labels = torch.cat([first.labels, second.labels])
-    return ImageSet(torch.cat([first.images, second.images]), labels, f"{first.name} + {second.name}")
+    captions = None if first.captions is None or second.captions is None else first.captions + second.captions
+    return ImageSet(torch.cat([first.images, second.images]), labels, f"{first.name} + {second.name}", captions)
 
 
 def _load_split(source: str | Path, split: str) -> tuple[ImageSet, bool]:
@@ -107,6 +108,7 @@ def _load_directory(path: Path, split: str) -> tuple[ImageSet, bool]:
     batches = find_batches(path, split)
     if batches is not None:
         return load_cifar(batches, split), True
-    if all((path / part).is_dir() for part in ("train", "test")):
-        return load_folder(path / split), True
+    parts = [path / "train", path / "test"]
+    if all(part.is_dir() for part in parts):
+        return load_folder(path / split, parts), True
     return load_folder(path), False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.data.images import DataError, ImageSet, split_indices
+from optcov.data.images import DataError, ImageSet, check_captions, select_captions, split_indices
 from optcov.data.modes import with_channels
 from optcov.data.sources import load
 from optcov.identity import digest_tensors
@@ -25,6 +25,7 @@ class TensorSet:
     values: Tensor
     labels: Tensor | None = None
     name: str = "data"
+    captions: tuple[str, ...] | None = None  # a text for each data point
 
     def __post_init__(self) -> None:
         if self.values.ndim < 2 or not self.values.is_floating_point() or 0 in self.values.shape:
@@ -38,6 +39,7 @@ class TensorSet:
             raise DataError("the data holds NaN or infinite values; clean it first")
         if self.labels is not None and self.labels.shape != (len(self.values),):
             raise DataError(f"there are {len(self.values)} data points but labels of shape {tuple(self.labels.shape)}")
+        check_captions(self.captions, len(self.values), self.name)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -54,7 +56,8 @@ class TensorSet:
     def select(self, index: slice | Tensor, name: str | None = None) -> TensorSet:
         """Some of the data, as a set."""
         labels = None if self.labels is None else self.labels[index]
-        return TensorSet(self.values[index], labels, name or self.name)
+        captions = select_captions(self.captions, index)
+        return TensorSet(self.values[index], labels, name or self.name, captions)
 
     def split(self, test_share: float, seed: int = 0) -> tuple[TensorSet, TensorSet]:
         """Train and test parts by a permutation that depends on the number of data points and the seed alone."""
@@ -88,10 +91,13 @@ def as_sets(data: Any, held_out: bool = True) -> tuple[DataSet, DataSet | None]:
 
 
 def as_set(data: Any) -> DataSet:
-    """Data in memory as one set: a set, a tensor or array, or (data, labels)."""
+    """Data in memory as one set: a set, a tensor or array, (data, labels), or (data, captions)."""
     if isinstance(data, ImageSet | TensorSet):
         return data
     values, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if labels is not None and is_captions(labels):
+        whole = as_set(values)
+        return replace(whole, captions=tuple(labels))
     if not isinstance(values, Tensor | np.ndarray):
         raise DataError(
             f"data of type {type(values).__name__} is not known; give a path, a tensor or array (n, C, H, W), "
@@ -109,6 +115,11 @@ def as_set(data: Any) -> DataSet:
     if tensor.ndim == 4 and tensor.shape[1] not in (1, 3, 4) and tensor.shape[3] in (1, 3, 4):
         tensor = tensor.permute(0, 3, 1, 2).contiguous()
     return ImageSet(tensor, known)
+
+
+def is_captions(value: Any) -> bool:
+    """Whether something is a list of texts."""
+    return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)
 
 
 def fitted_to(data: DataSet, shape: tuple[int, ...], who: str) -> DataSet:

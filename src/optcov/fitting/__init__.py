@@ -7,7 +7,7 @@ from optcov.fitting.heads import HeadTask, new_heads
 from optcov.fitting.loop import StepRecord, Training
 from optcov.fitting.measure import TimeRecord, interpolation_error, measure, numbers_per_time, time_grid
 from optcov.fitting.objectives import HeadObjective, JointObjective, NoiseObjective
-from optcov.fitting.stage1 import UNetShape, train_noise_predictor
+from optcov.fitting.stage1 import DiTShape, UNetShape, train_noise_predictor
 from optcov.fitting.stage2 import HeadFit, fit_closed_form, train_heads
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Batches",
     "Calibration",
     "Conditioned",
+    "DiTShape",
     "HeadFit",
     "HeadObjective",
     "HeadTask",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from optcov.fitting.config import TrainingError
 from optcov.identity import condition_identity
+from optcov.networks.classes import LABELS
 from optcov.prediction import check_condition, condition_of, take
 from optcov.schedule import Schedule
 
@@ -144,8 +145,21 @@ class Labels:
 
     def condition(self, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """The condition of a batch by its labels (B,); the class number `classes` is the empty one."""
-        empty = torch.rand(len(labels), generator=generator) < self.empty_share
-        return {"class_labels": labels.masked_fill(empty, self.classes)}
+        chosen = torch.rand(len(labels), generator=generator) < self.empty_share
+        return emptied({LABELS: labels}, chosen, {LABELS: torch.tensor([self.classes])})
+
+
+def emptied(condition: Mapping[str, Tensor], chosen: Tensor, empty: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A condition (B, ...) with the empty one, each (1, ...), in the place of the chosen entries (B,)."""
+    for name, value in condition.items():
+        if name not in empty or value.shape[1:] != empty[name].shape[1:]:
+            there = f"{tuple(empty[name].shape[1:])}" if name in empty else "missing"
+            raise TrainingError(
+                f"condition {name!r} has entries of shape {tuple(value.shape[1:])}, but that of the empty condition is "
+                f"{there}; they must agree"
+            )
+    rows = {name: chosen.reshape(-1, *[1] * (value.ndim - 1)) for name, value in condition.items()}
+    return {name: torch.where(rows[name], empty[name].to(value), value) for name, value in condition.items()}
 
 
 @final

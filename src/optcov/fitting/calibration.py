@@ -6,7 +6,7 @@ of x_0 that steps are made of against the squared error of its mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -43,7 +43,6 @@ class Calibration:
         return {name: [float(f"{value:.6g}") for value in getattr(self, name).tolist()] for name in names}
 
 
-@torch.no_grad()
 def calibrate(
     network: HeadedNetwork,
     source: Source,
@@ -59,25 +58,53 @@ def calibrate(
     source: what it offers as `condition(index)`, the network is told.
     progress: called with the batches done and the batches to do, after each.
     """
-    if head not in network.heads or not of_head(head).has_posterior:
-        raise TrainingError(f"calibration is defined for heads of the network that estimate a moment, not {head!r}")
-    task = HeadTask(network.heads[head], of_head(head))  # type: ignore[arg-type]
+    return calibrate_all(network, source, [head], samples, parts, batch_size, seed, progress)[head]
+
+
+@torch.no_grad()
+def calibrate_all(
+    network: HeadedNetwork,
+    source: Source,
+    heads: Sequence[str],
+    samples: int = 2048,
+    parts: int = 10,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Calibration]:
+    """The same for several heads, from one evaluation of the network for all."""
+    for head in heads:
+        if head not in network.heads or not of_head(head).has_posterior:
+            raise TrainingError(f"calibration is defined for heads of the network that estimate a moment, not {head!r}")
+    tasks = {head: HeadTask(network.heads[head], of_head(head)) for head in heads}  # type: ignore[arg-type]
     network.eval()
     process = ForwardProcess(network.schedule)
     batches = Batches(source, network.schedule, batch_size, seed)
     device = next(network.parameters()).device
-    times, predicted, measured = [], [], []
-    count = max(1, round(samples / batch_size))
+    times: list[Tensor] = []
+    pairs: dict[str, list[Tensor]] = {head: [] for head in heads}  # predicted and measured, (2, B) each
+    count = calibration_batches(samples, batch_size)
     for number in range(1, count + 1):
         batch = batches(number).to(device)
         example, output = observe(network, process, batch)
         prediction = network.predict_from(output, example.prediction.x_t, batch.times)
         times.append(batch.times.double())
-        predicted.append(prediction.heads[head].flatten(1).mean(1, dtype=torch.float64).cpu())
-        measured.append(_measured(task, example).flatten(1).mean(1, dtype=torch.float64).cpu())
+        for head, task in tasks.items():
+            both = (prediction.heads[head], _measured(task, example))
+            pairs[head].append(torch.stack([values.flatten(1).mean(1, dtype=torch.float64).cpu() for values in both]))
         if progress is not None:
             progress(number, count)
-    return _pool(torch.cat(times), torch.cat(predicted), torch.cat(measured), network.schedule.final_time, parts)
+    final = network.schedule.final_time
+    pooled = {}
+    for head, found in pairs.items():
+        predicted, measured = torch.cat(found, 1)
+        pooled[head] = _pool(torch.cat(times), predicted, measured, final, parts)
+    return pooled
+
+
+def calibration_batches(samples: int, batch_size: int = 64) -> int:
+    """How many batches a calibration on about so many samples takes."""
+    return max(1, round(samples / batch_size))
 
 
 def _measured(task: HeadTask, example: Example) -> Tensor:

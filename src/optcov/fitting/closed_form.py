@@ -1,6 +1,7 @@
 """Heads in closed form: the last, linear layer of each head on frozen features, by streaming sums.
 
-With X the last layer's inputs (a row per pixel: the 3x3 patch and a 1), w its weights and y the target:
+With X the last layer's inputs (a row per pixel: the 3x3 patch and a 1), w its weights and y the target; on tokens a row
+is a token, and y has a column for each pixel and channel of its patch:
 
     gamma   minimise sum (y / g + log g).  With log g = offset + slope * X w this is a Gamma regression with a log
             link, whose Fisher information sum slope^2 X^T X is constant in w:
@@ -20,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import final
 
 import torch
@@ -34,6 +36,7 @@ from optcov.networks.thin import thin_convolution, thin_weight_gradient
 
 LOG_CHI_SQUARE_MEAN = -1.2703628454614782  # E[log z^2] for standard normal z: -(log 2 + Euler's constant)
 SMALLEST_TARGET = 1e-12  # log of an exact zero would be minus infinity; only the start uses it
+SQUARE_BYTES = 2**28  # of X^T X by sample at a time
 RIDGE = 1e-8  # of the unit diagonal: dead or equal features must not stop the solve
 
 
@@ -42,7 +45,7 @@ RIDGE = 1e-8  # of the unit diagonal: dead or equal features must not stop the s
 class Rows:
     """One batch as the closed form sees it."""
 
-    inputs: Tensor  # of the last layer, (B, F, H, W) or (B, F)
+    inputs: Tensor  # of the last layer, (B, F, h, w) or (B, F)
     predicted: Mapping[str, Tensor]  # by unit, (B, C, *D), of heads that ask for it
     times: Tensor  # (B,)
     log_snr: Tensor  # (B,), float32
@@ -98,9 +101,9 @@ def fit_least_squares(
     totals: dict[str, list[Tensor]] = {}
     for rows in stream():
         patches = layer_rows(next(iter(heads.values())).last, rows.inputs).double()
-        for name in heads:
+        for name, head in heads.items():
             factor = weights[name](rows.times) if weights else torch.ones(len(rows.times), dtype=torch.float64)
-            y = _as_rows(rows.regressions[name].target).double()
+            y = _as_rows(head.to_channels(rows.regressions[name].target)).double()
             x = factor.to(y.device)[:, None, None] * patches
             parts = [
                 torch.einsum("bnp,bnq->pq", x, patches),
@@ -128,9 +131,11 @@ def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) ->
 
 
 def layer_rows(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Rows X of a linear layer by sample: (B, H W, 9 F + 1) for a 3x3 convolution, (B, 1, F + 1) for a dense layer."""
-    if isinstance(layer, nn.Conv2d):
-        patches = functional.unfold(inputs, layer.kernel_size, padding=1).transpose(1, 2)
+    """Rows X of a linear layer by sample: (B, h w, k k F + 1) for a convolution, (B, 1, F + 1) for a dense layer."""
+    if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1):
+        patches = inputs.flatten(2).transpose(1, 2)
+    elif isinstance(layer, nn.Conv2d):
+        patches = functional.unfold(inputs, layer.kernel_size, padding=layer.kernel_size[0] // 2).transpose(1, 2)
     else:
         patches = inputs[:, None, :]
     return torch.cat([patches, patches.new_ones(*patches.shape[:2], 1)], dim=2)
@@ -142,24 +147,25 @@ def hats(head: Head, log_snr: Tensor) -> Tensor:
 
 
 def apply(head: Head, rows: Rows, weights: Tensor) -> Tensor:
-    """X w shaped as pixels, (B, C, *D), for weights (K P, C)."""
+    """X w shaped as pixels, (B, C, *D), for weights (K P, p^2 C)."""
     parts = hats(head, rows.log_snr)
     shaped = weights.to(rows.inputs).reshape(parts.shape[1], -1, weights.shape[1])  # (K, P, C)
     kernel = shaped[:, :-1].transpose(1, 2).flatten(0, 1)  # (K C, P - 1)
     bias = shaped[:, -1].flatten()
     if isinstance(head.last, nn.Conv2d):
-        values = thin_convolution(rows.inputs, kernel.reshape(len(bias), -1, 3, 3), bias)
+        values = thin_convolution(rows.inputs, kernel.reshape(len(bias), -1, *head.last.kernel_size), bias)
     else:
         values = functional.linear(rows.inputs, kernel, bias)
-    return torch.einsum("bk,bk...->b...", parts, values.reshape(len(values), parts.shape[1], -1, *values.shape[2:]))
+    shaped_values = values.reshape(len(values), parts.shape[1], -1, *values.shape[2:])
+    return head.to_pixels(torch.einsum("bk,bk...->b...", parts, shaped_values))
 
 
 def transposed_product(head: Head, rows: Rows, residual: Tensor) -> Tensor:
-    """X^T r without building X: (K P, C) from r (B, C, *D); a convolution's weight gradient is just that."""
-    parts = hats(head, rows.log_snr)
+    """X^T r without building X: (K P, p^2 C) from r (B, C, *D); a convolution's weight gradient is just that."""
+    parts, residual = hats(head, rows.log_snr), head.to_channels(residual)
     spread = torch.einsum("bk,b...->bk...", parts, residual).flatten(1, 2)  # (B, K C, *D)
     if isinstance(head.last, nn.Conv2d):
-        weight = thin_weight_gradient(rows.inputs, spread)
+        weight = thin_weight_gradient(rows.inputs, spread, head.last.kernel_size[0])
         product = torch.cat([weight.flatten(1), spread.sum((0, 2, 3), dtype=torch.float64)[:, None]], dim=1)  # (K C, P)
     else:
         product = torch.cat([spread.T @ rows.inputs, spread.sum(0)[:, None]], dim=1)
@@ -193,17 +199,15 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
     moments: dict[str, Tensor] = {}
     losses: dict[str, Tensor] = {}
     for rows in stream():
-        patches = layer_rows(next(iter(heads.values())).last, rows.inputs)
-        squares = (patches.mT @ patches).double()  # (B, P, P): one product serves every head and every knot
+        fresh = {
+            name: log_estimate(head, rows, rows.regressions[name], torch.zeros_like(rows.regressions[name].target))
+            for name, head in heads.items()
+        }
+        _add_grams(grams, heads, rows, fresh)
         for name, head in heads.items():
-            regression, parts = rows.regressions[name], hats(head, rows.log_snr).double()
-            weight = (regression.weight * regression.slope.square()).to(parts.device)
-            pairs = torch.einsum("b,bk,bl->bkl", weight, parts, parts)
-            fresh = log_estimate(head, rows, regression, torch.zeros_like(regression.target))
-            gram = torch.einsum("bkl,bpq->kplq", pairs, _weighted_squares(patches, squares, regression, fresh))
-            gram = gram.reshape(parts.shape[1] * patches.shape[2], -1)
-            moment = transposed_product(head, rows, _start_residual(regression, fresh))
-            for sums, value in ((grams, gram), (moments, moment), (losses, _deviance(regression, fresh))):
+            regression = rows.regressions[name]
+            moment = transposed_product(head, rows, _start_residual(regression, fresh[name]))
+            for sums, value in ((moments, moment), (losses, _deviance(regression, fresh[name]))):
                 sums[name] = sums[name] + value if name in sums else value
     _require_rows(grams)
     starts = {}
@@ -214,13 +218,28 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
     return starts
 
 
-def _weighted_squares(patches: Tensor, squares: Tensor, regression: Regression, fresh: Tensor) -> Tensor:
-    """X^T W X by sample, (B, P, P), for the information W of a fresh head; over channels their mean."""
-    information = regression.information(fresh)
-    if information is None:
-        return squares
-    weight = _as_rows(information).mean(2, keepdim=True)
-    return (patches.mT @ (weight * patches)).double()
+def _add_grams(grams: dict[str, Tensor], heads: Mapping[str, Head], rows: Rows, fresh: Mapping[str, Tensor]) -> None:
+    """Add sum slope^2 X^T W X of a batch to the matrices (K P, K P) by head, a few samples at a time."""
+    patches = layer_rows(next(iter(heads.values())).last, rows.inputs)
+    width = patches.shape[2]
+    chunk = max(1, SQUARE_BYTES // (8 * width**2))
+    for first in range(0, len(patches), chunk):
+        some = slice(first, first + chunk)
+        squares = (patches[some].mT @ patches[some]).double()  # (b, P, P): one product serves every head and every knot
+        for name, head in heads.items():
+            regression, parts = rows.regressions[name], hats(head, rows.log_snr).double()
+            weight = (regression.weight * regression.slope.square()).to(parts.device)
+            pairs = torch.einsum("b,bk,bl->klb", weight[some], parts[some], parts[some])
+            weighted = squares
+            if (information := regression.information(fresh[name])) is not None:  # over channels their mean
+                shares = _as_rows(head.to_channels(information))[some].mean(2, keepdim=True)
+                weighted = (patches[some].mT @ (shares * patches[some])).double()
+            knots = parts.shape[1]
+            if name not in grams:
+                grams[name] = squares.new_zeros(knots * width, knots * width)
+            blocks = grams[name].view(knots, width, knots, width)
+            for k, other in product(range(knots), range(knots)):
+                blocks[k, :, other] += torch.tensordot(pairs[k, other], weighted, 1)
 
 
 def _start_residual(regression: Regression, fresh: Tensor) -> Tensor:

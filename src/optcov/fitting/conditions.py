@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optcov.bundle import Bundle
+from optcov.bundle.conditions import check_told
 from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets, fitted_to
-from optcov.fitting.batches import Conditioned
+from optcov.fitting.batches import Conditioned, emptied
 from optcov.fitting.config import TrainingError
 from optcov.prediction import check_condition, take
 
@@ -46,6 +48,32 @@ def open_parts(
     first, second = (_told(part, known) for part in parts)
     assert first is not None
     return first, second
+
+
+def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator) -> Part:
+    """A part with all that the bundle's network is told about it.
+
+    Labels of the data are the condition of a network with classes, unless another one was given. A share of the data
+    gets the empty condition, if the network knows one: which, depends on the generator alone.
+    """
+    known = dict(part.known) if isinstance(part, Conditioned) else {}
+    if not known and bundle.classes is not None:
+        labels: Tensor | None = part.labels
+        if labels is None:
+            if bundle.empty_condition:
+                return part
+            raise TrainingError(
+                f"{bundle.name} has {bundle.classes} classes and none that stands for no class, but {part.name} has no "
+                f"labels; give labelled images, or say by empty_class which class stands for none"
+            )
+        known = bundle.told_labels(labels, part.name)
+    if not known:
+        return part
+    known = check_told(known, len(part), bundle.name, bundle.classes, bundle.empty_condition)
+    if bundle.empty_condition:
+        chosen = torch.rand(len(part), generator=generator) < share
+        known = emptied(known, chosen, {name: value.cpu() for name, value in bundle.empty_condition.items()})
+    return Conditioned(part.source if isinstance(part, Conditioned) else part, known)
 
 
 def _numbered(

@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -22,18 +22,21 @@ from optcov.bundle import Bundle
 from optcov.bundle.directory import check_path
 from optcov.covariances import of_head
 from optcov.data import ImageSet
-from optcov.fitting.batches import Batches, Conditioned
-from optcov.fitting.calibration import calibrate
+from optcov.fitting.batches import Batches, Conditioned, step_generator
+from optcov.fitting.budget import FitEstimate, estimate, evaluations, share_out
+from optcov.fitting.calibration import calibrate_all
 from optcov.fitting.closed_form import FitReport
-from optcov.fitting.conditions import open_parts
+from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
+from optcov.fitting.latents import LATENTS, foreign_parts
 from optcov.fitting.loop import mixed_precision
-from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, time_grid
+from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, smoothed, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
-from optcov.fitting.sources import Model, open_model
-from optcov.fitting.stage2 import fit_closed_form, train_heads
+from optcov.fitting.sources import Model, open_foreign, open_model
+from optcov.fitting.spectra import SpectrumMeter
+from optcov.fitting.stage2 import CACHE_BYTES, fit_closed_form, train_heads
 from optcov.identity import remember
 from optcov.prediction import condition_of
 from optcov.processes import accelerator, this_process
@@ -49,8 +52,12 @@ class FitSettings:
 
     kind: "auto" | "timed" | "conv" | "residual"; residual heads train by AdamW, with steps, learning_rate,
     checkpoint_every and the score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
-    times, measure_images: where and on how many images the numbers per time are measured; 0 times are all of a
-    discrete schedule, 0 images take the numbers from the fit's own samples. half: round a new network to float16.
+    times, measure_images: where and on how many images each the numbers per time and the spectra are measured; 0 times
+    are all of a discrete schedule, 0 images take the numbers from the fit's own samples, and leave the spectra out.
+    evaluations: scales images, measure_images and calibration_samples so that the network is asked about so many times;
+    0 leaves them as they are, which makes 15,745 evaluations by default. half: round a new network to float16.
+    empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
+    empty_share: share of images that are fitted without their condition, where the network knows an empty one.
     """
 
     images: int = 4096  # of a closed-form fit
@@ -64,12 +71,15 @@ class FitSettings:
     score_steps: int = 50
     score_features: str = "fashion"
     times: int = 100
-    measure_images: int = 512
+    measure_images: int = 96
     calibration_samples: int = 2048
+    evaluations: int = 0
     batch_size: int = 64
     half: bool = True
     flip: bool = True
     seed: int = 0
+    empty_class: int | None = None
+    empty_share: float = 0.1
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> FitSettings:
@@ -84,10 +94,16 @@ class FitSettings:
         for name in ("images", "batch_size", "steps", "checkpoint_every"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number of at least 1")
-        for name in ("times", "measure_images", "calibration_samples", "score_samples"):
+        for name in ("times", "measure_images", "calibration_samples", "score_samples", "evaluations"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
-        for name in ("images", "steps", "calibration_samples", "score_samples"):  # each is work that is really done
+        for name in (
+            "images",
+            "steps",
+            "calibration_samples",
+            "score_samples",
+            "evaluations",
+        ):  # each is work that is really done
             if getattr(self, name) > MOST:
                 raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
         if not is_whole(self.seed) or abs(self.seed) >= 2**63:
@@ -95,6 +111,12 @@ class FitSettings:
         for name in ("paper_exact", "time_weighted", "half", "flip"):
             if not isinstance(getattr(self, name), bool):
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is not a switch; pass True or False")
+        if self.empty_class is not None and (not is_whole(self.empty_class) or self.empty_class < 0):
+            raise TrainingError(
+                f"empty_class = {self.empty_class!r} is no class; pass a whole number, or None for none"
+            )
+        if not isinstance(self.empty_share, float | int) or not 0 <= self.empty_share <= 1:
+            raise TrainingError(f"empty_share = {self.empty_share!r} is no share; pass a number from 0 to 1")
         if not isinstance(self.learning_rate, float | int) or not 0 < self.learning_rate < math.inf:
             raise TrainingError(f"learning_rate = {self.learning_rate!r} is not a positive number")
         if self.score_samples and self.kind != "residual":
@@ -113,19 +135,44 @@ class FitPlan:
         settings: FitSettings | None = None,
         schedule: str | Schedule | None = None,
         condition: Mapping[str, Tensor] | None = None,
+        layer: str | None = None,
+        cache: Path | None = None,
+        progress: bool = True,
     ):
-        self.settings = settings = settings or FitSettings()
-        opened = open_model(model, schedule, settings.half)
+        settings = settings or FitSettings()
+        held_out = settings.calibration_samples > 0
+        foreign = open_foreign(model, layer, settings.empty_class)
+        if foreign is None:
+            opened = open_model(model, schedule, settings.half, settings.empty_class)
+        elif schedule is not None:
+            raise TrainingError("the model knows its schedule; leave schedule out")
+        else:
+            wanted = (max(settings.images, settings.measure_images), settings.calibration_samples)
+            opened, train, test = foreign_parts(foreign, data, condition, held_out, wanted, cache, progress)
         self.bundle = bundle = opened.on_its_own_schedule()  # heads and numbers belong to the times it was trained at
         self.moved_to = opened.schedule if opened.schedule is not bundle.schedule else None
+        self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
+        share = share_out(settings, len(self.grid))
+        if share.times < len(self.grid):
+            self.grid = time_grid(bundle.network.native_schedule, share.times)
+        counts = {name: value for name, value in asdict(share).items() if name != "times"}
+        self.settings = settings = replace(settings, **counts)
         bundle.check_loadable()
-        taken = (bundle.image_shape, bundle.data_range, bundle.name)
-        self.train, self.test = open_parts(data, condition, settings.calibration_samples > 0, *taken)
+        if foreign is None:
+            taken = (bundle.image_shape, bundle.data_range, bundle.name)
+            train, test = open_parts(data, condition, held_out, *taken)
+        self.train = self._told(train, "train")
+        self.test = None if test is None else self._told(test, "test")
         # a network that learned its variance keeps it in the place of a head
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
         kind = None if settings.kind == "auto" else settings.kind
         first = torch.arange(1)
+        if self.heads and bundle.network.backbone.tap is None:
+            raise TrainingError(
+                f"{bundle.name} is a function without layers, so that heads have nothing to read; pass heads=() to "
+                f"measure the numbers per time alone, or give a torch module and the name of its output layer (layer=)"
+            )
         self.tasks = (
             new_heads(
                 *(bundle.network, self.train.x_0(first), self.heads, kind, self.loss, settings.seed),
@@ -135,12 +182,31 @@ class FitPlan:
             else {}
         )
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
-        self.grid = time_grid(bundle.network.native_schedule, settings.times or None)
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
-        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, settings.flip)
+        # the latent of a mirrored image is not the mirrored latent
+        flip = settings.flip and bundle.data_range is not None and len(bundle.image_shape) == 3
+        self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, flip)
         self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
         self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
+
+    def _told(self, part: Part, name: str) -> Part:
+        generator = step_generator(self.settings.seed, f"empty condition of {name}", 0)
+        return told_to(self.bundle, part, self.settings.empty_share, generator)
+
+    @property
+    def calibrated(self) -> list[str]:
+        """Heads, old and new, that will be compared with held-out images."""
+        return [name for name in dict.fromkeys((*self.bundle.heads, *self.tasks)) if of_head(name).has_posterior]
+
+    @property
+    def evaluations(self) -> int:
+        """How often the network will be asked about an image."""
+        return evaluations(self)
+
+    def estimate(self) -> FitEstimate:
+        """What the fit will take, by two batches that are timed now."""
+        return estimate(self, CACHE_BYTES)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -154,7 +220,8 @@ class FitPlan:
         measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
         return (
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}, measures "
+            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
+            f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
             f"{measured if settings.measure_images else 'nothing more'}"
         )
 
@@ -254,22 +321,22 @@ class FitPlan:
     def _measure(self, bundle: Bundle, work: Path | None, progress: bool) -> Bundle:
         settings, native = self.settings, bundle.network.native_schedule
         options = (settings.measure_images, settings.batch_size, settings.seed, work)
-        records = measure(bundle.network, self.train, self.grid, *options)
-        numbers = numbers_per_time(track(records, len(self.grid), "numbers per time", "times", show=progress))
+        meter = SpectrumMeter(bundle.image_shape, bundle.heads)
+        records = measure(bundle.network, self.train, self.grid, *options, rotate=True, meter=meter)
+        shown = track(records, len(self.grid), "numbers and spectra per time", "times", show=progress)
+        numbers = smoothed(numbers_per_time(shown), native)
         names = ("mean_square_noise", "mean_square_residual")
         self.interpolation_errors = {name: interpolation_error(numbers, native, name) for name in names}
-        return bundle.with_numbers(numbers)
+        return bundle.with_numbers(numbers).with_spectra(meter.spectra(native))
 
     def _calibrate(self, bundle: Bundle, progress: bool) -> Bundle:
         assert self.test is not None
-        record = {}
-        for name in bundle.heads:
-            if of_head(name).has_posterior:
-                with watch_passes(f"calibration of {name}", show=progress) as note:
-                    samples, seed = self.settings.calibration_samples, self.settings.seed + 1
-                    result = calibrate(bundle.network, self.test, name, samples, seed=seed, progress=note)
-                record[name] = result.to_json()
-        return bundle.with_provenance(calibration=record)
+        if not self.calibrated:
+            return bundle.with_provenance(calibration={})
+        samples, seed = self.settings.calibration_samples, self.settings.seed + 1
+        with watch_passes("calibration", show=progress) as note:
+            found = calibrate_all(bundle.network, self.test, self.calibrated, samples, seed=seed, progress=note)
+        return bundle.with_provenance(calibration={name: result.to_json() for name, result in found.items()})
 
 
 def fit(
@@ -281,20 +348,24 @@ def fit(
     images: int = 4096,
     seed: int = 0,
     schedule: str | Schedule | None = None,
+    layer: str | None = None,
     work: str | Path | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Bundle:
     """Fit heads on a frozen model, measure its numbers per time, and calibrate: everything its covariances need.
 
-    model: a diffusers pipeline (DDPM, DDIM), the directory of one, of a bundle or of a run of `optcov train`, a Bundle,
-    or (unet, schedule[, prediction_type]).
-    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels) or (images, condition). A tenth
-    is held out for the calibration, unless the data has a test part of its own.
+    model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
+    bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
+    or function, or a denoiser D(x, sigma) that knows its sigma_data.
+    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
+    condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
+    out for the calibration, unless the data has a test part of its own.
     heads: by name; () measures the numbers per time alone. condition: what else the network takes by name, each a
     tensor with one entry per image. images: how many a closed-form fit looks at.
-    work: a directory that keeps what is done, so that a call that was stopped goes on. progress: a bar with the time
-    left, on a terminal. settings: the others of `FitSettings`, such as batch_size=64.
+    layer: the output layer of a module of your own, by name. work: a directory that keeps what is done, so that a call
+    that was stopped goes on. progress: a bar with the time left, on a terminal. settings: the others of `FitSettings`,
+    such as batch_size=64.
 
     >>> import torch
     >>> from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
@@ -308,7 +379,7 @@ def fit(
     """
     kept = None if work is None else check_path(work)  # refused before anything is opened
     options = FitSettings.of({"images": images, "seed": seed, **settings})
-    plan = FitPlan(model, data, heads, options, schedule, condition)
+    plan = FitPlan(model, data, heads, options, schedule, condition, layer, kept and kept / LATENTS, progress)
     if kept is None:
         return plan.run(None, progress)
     with directory_lock(kept) if this_process().is_main_process else nullcontext():

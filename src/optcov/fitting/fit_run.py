@@ -39,13 +39,14 @@ def fit_identity(
 ) -> dict[str, Any]:
     """All that determines the bundle that a fit writes: of its source all but what is fitted anew."""
     kept = [name for name in bundle.heads if name not in fitted]
-    identity = {name: entry for name, entry in bundle.identity(kept).items() if name != "numbers"}
+    identity = {name: entry for name, entry in bundle.identity(kept).items() if name not in ("numbers", "spectra")}
     return {
         **identity,
         "fitted heads": sorted(fitted),
         "images": images_identity(train),
         "condition": condition_entry(train),
         "held-out images": None if held_out is None else images_identity(held_out),
+        **({} if held_out is None or (told := condition_entry(held_out)) is None else {"held-out condition": told}),
         "times": known_by(digest_numbers(times), len(times)),
         **options,
     }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from optcov.covariances import Covariance, Example, Regression, of_head
 from optcov.fitting.config import TrainingError
 from optcov.gaussian import mean_square
-from optcov.networks import BackboneOutput, ConvHead, DenseHead, Head, HeadedNetwork, ResidualHead, TimedHead
+from optcov.networks import BackboneOutput, ConvHead, DenseHead, Form, Head, HeadedNetwork, ResidualHead, TimedHead
 from optcov.prediction import check_condition
 from optcov.schedule import Schedule
 
@@ -52,8 +52,9 @@ def new_heads(
     example: data (1, *D) of the shape to come. kind: "timed" | "conv" | "residual" | "dense"; by default timed for
     images with loss "gamma", conv for images with loss "mse", dense for vectors. loss: "gamma" gives exponential
     outputs, "mse" the paper's linear ones; the learned range is a linear convolution head unless the others are
-    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one. condition: what the
-    network is told about the example.
+    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one. Where the backbone was
+    tapped at its output layer (`Backbone.of`), timed and conv heads have that layer's form. condition: what the network
+    is told about the example.
     """
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
@@ -74,7 +75,7 @@ def new_heads(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name in names:
-            head = _new_head(network, output, example.shape[1], *_choose(kinds[name], kind, loss))
+            head = _new_head(network, output, example, *_choose(kinds[name], kind, loss))
             head.unit = _unit(kinds[name], head, network.schedule)
             head.about = kinds[name].about if isinstance(head, TimedHead) else "zero"
             tasks[name] = HeadTask(head.to(example.device), kinds[name])
@@ -97,26 +98,32 @@ def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, st
 
 
 def _new_head(
-    network: HeadedNetwork, output: BackboneOutput, channels: int, kind: str, transform: str, base: str
+    network: HeadedNetwork, output: BackboneOutput, example: Tensor, kind: str, transform: str, base: str
 ) -> Head:
-    features = output.features.shape[1]
+    features, channels = output.features.shape[1], example.shape[1]
     if kind == "dense":
         return DenseHead(features, channels, (128, 128), transform)
-    tapped = network.backbone.module.get_submodule(network.backbone.tap)
+    tapped = network.backbone.module.get_submodule(network.backbone.tap or "")
     norm = tapped if isinstance(tapped, nn.GroupNorm) and tapped.num_channels == features else None
     groups, eps = (norm.num_groups, norm.eps) if norm is not None else (_largest_groups(features), 1e-5)
+    tap = network.backbone.output_tap
+    form = Form() if tap is None else tap.form(output.features, example)
+    own = None if tap is not None and not tap.normalised else groups  # the layer reads the features as they are
+    head: ConvHead | TimedHead | ResidualHead
     if kind == "timed":
-        head: ConvHead | TimedHead | ResidualHead = TimedHead(features, channels, groups, eps, base)
+        head = TimedHead(features, channels, own, eps, base, **vars(form))
     elif kind == "conv":
-        head = ConvHead(features, channels, groups, eps, transform)
+        head = ConvHead(features, channels, own, eps, transform, **vars(form))
     elif kind == "residual":
         if output.time_embedding is None:
             raise TrainingError("residual heads need the backbone's time embedding; name its module in the Backbone")
+        if form.patch > 1:
+            raise TrainingError("residual heads read images, not tokens; choose timed or conv")
         head = ResidualHead(features, channels, output.time_embedding.shape[1], groups, eps, transform)
     else:
         raise TrainingError(f"unknown kind of head {kind!r}; choose timed, conv, residual or dense")
-    if norm is not None and norm.affine:
-        first = head.norm1 if isinstance(head, ResidualHead) else head.norm
+    first = head.norm1 if isinstance(head, ResidualHead) else head.norm
+    if norm is not None and norm.affine and first is not None:
         first.load_state_dict(norm.state_dict())
     return head
 

@@ -1,13 +1,16 @@
 """Numbers per time: Gamma_t = E mean(eps_hat^2) of Analytic-DPM (Eq. 8) and E mean((eps - eps_hat)^2), with errors.
 
-The same images with the same noise serve every time, so that neighbouring numbers differ by what time does to them and
-not by luck. Between the times of a sub-grid they are interpolated in the log-SNR; `interpolation_error` says how well.
+E mean(eps^2) is known to be 1: what the noise at hand has by luck is taken off Gamma_t, in the share that the two have
+in common over the images. A few images serve a time, others its neighbours. `smoothed` fits parabolas over neighbouring
+noise levels, so that each number rests on several times as many images. Without `rotate` the same images with the same
+noise serve every time. Between the times of a sub-grid numbers are interpolated in the log-SNR; `interpolation_error`
+says how well. Spectra are measured on the way, if a `SpectrumMeter` is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -19,9 +22,12 @@ from torch import Tensor
 
 from optcov import processes
 from optcov.bundle import NumbersPerTime
+from optcov.bundle.spectra import noise_levels
+from optcov.covariances import Example
 from optcov.fitting.batches import Source, step_generator
 from optcov.fitting.config import TrainingError
 from optcov.fitting.journal import Journal
+from optcov.fitting.spectra import SpectrumMeter, local_fit
 from optcov.forward import ForwardProcess
 from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
@@ -32,6 +38,9 @@ from optcov.schedule import Schedule
 
 _MEASURED = ("mean_square_noise", "mean_square_residual", "mean_square_noise_error", "mean_square_residual_error")
 MOST_TIMES = 100_000  # as many as the longest schedule has
+MOST_BLOCKS = 16  # of images, by turns
+SMOOTHING = 2.0  # width of the kernel over noise levels, in spacings
+FEWEST_SMOOTHED = 12  # times: fewer are too far apart
 
 
 @final
@@ -74,28 +83,38 @@ def measure(
     batch_size: int = 128,
     seed: int = 0,
     directory: Path | None = None,
+    *,
+    rotate: bool = False,
+    meter: SpectrumMeter | None = None,
 ) -> Iterator[TimeRecord]:
     """Measure at each of the times of the network's own schedule; yields a record as each is done.
 
     source: what it offers as `condition(index)`, the network is told.
     directory: keeps the records, so that a run that was stopped goes on where it was.
+    rotate: other images at neighbouring times, as far as there are. meter: takes the spectra, too.
     """
-    chosen = chosen_images(source, images, seed)
+    blocks = image_blocks(source, images, seed, MOST_BLOCKS if rotate else 1)
+    chosen = torch.cat(blocks)
     condition_of(source, chosen)  # refuses one that does not fit before the first evaluation
     grid = network.native_schedule.check_times(torch.as_tensor(times))
     accelerator = processes.accelerator()
     journal: Journal | None = None
     if directory is not None and accelerator.is_main_process:
-        journal = Journal(Path(directory) / "numbers.jsonl", _identity(network, source, chosen, seed))
+        identity = _identity(network, source, chosen, seed) | {"images per time": len(blocks[0])}
+        identity |= {"heads": sorted(network.heads)} if meter else {}
+        journal = Journal(Path(directory) / "numbers.jsonl", identity)
     found = broadcast_object_list([journal.read() if journal else []])[0]
     try:
         done = {record["time"]: TimeRecord(**record) for record in found}
     except (KeyError, TypeError) as error:
         raise TrainingError(f"numbers.jsonl in {directory} holds no numbers per time: {error}; remove it") from error
     network = network.to(accelerator.device).eval()
-    for t in grid.tolist():
-        if t not in done:
-            done[t] = _measure_at(network, source, chosen, t, batch_size, seed, accelerator)
+    for number, t in enumerate(grid.tolist()):
+        if t not in done or not (meter is None or meter.recall(t, directory)):
+            block = blocks[number % len(blocks)]
+            done[t], means = _measure_at(network, source, block, t, batch_size, seed, accelerator, meter)
+            if meter is not None:
+                meter.note(t, means, directory if accelerator.is_main_process else None)
             if journal:
                 journal.append(asdict(done[t]))
         yield done[t]
@@ -121,24 +140,53 @@ def _measure_at(
     batch_size: int,
     seed: int,
     accelerator: Accelerator,
-) -> TimeRecord:
+    meter: SpectrumMeter | None = None,
+) -> tuple[TimeRecord, dict[str, Tensor]]:
     process = ForwardProcess(network.schedule)
-    sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
+    columns: list[Tensor] = []
+    powers: dict[str, Tensor] = {}
     mine = chosen.tensor_split(accelerator.num_processes)[accelerator.process_index]
     for index in mine.split(batch_size):
         x_0 = source.x_0(index).to(accelerator.device)
         noise = batch_noise(seed, index.tolist(), 0, x_0.shape[1:]).to(x_0)
         x_t = process.diffuse(x_0, t, noise)
         condition = {name: value.to(x_0.device) for name, value in condition_of(source, index).items()}
-        predicted = network.prediction_from(network.features(x_t, t, **condition), x_t, t).noise
-        per_image = torch.stack([mean_square(predicted), mean_square(noise - predicted)])
-        sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
-    total = accelerator.reduce(sums, "sum").cpu() / len(chosen)
-    mean, spread = total[:2], (total[2:] - total[:2].square()).clamp(min=0.0)
-    if not bool(total.isfinite().all()):
+        output = network.features(x_t, t, **condition)
+        ask = network.prediction_from if meter is None else network.predict_from
+        prediction = ask(output, x_t, t)
+        predicted = prediction.noise
+        columns.append(torch.stack([mean_square(predicted), mean_square(noise - predicted), mean_square(noise)]))
+        if meter is not None:
+            times = torch.full((len(index),), t, dtype=torch.float64)
+            for name, power in meter.sums(Example(prediction, x_0, noise, times, process)).items():
+                powers[name] = powers[name] + power if name in powers else power
+    per_image = torch.cat(columns, 1) if columns else torch.zeros(3, 0, dtype=torch.float64, device=accelerator.device)
+    moments = _reduced(per_image, accelerator)
+    count = len(chosen)
+    means = {
+        name: accelerator.reduce(power.to(accelerator.device), "sum").cpu() / count for name, power in powers.items()
+    }
+    return _record(t, count, *moments), means
+
+
+def _reduced(per_image: Tensor, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+    """Sums (3,) and sums of products (3, 3) over the images of all processes, of (3, n)."""
+    sums = torch.cat([per_image.sum(1), (per_image @ per_image.mT).flatten()])
+    total: Tensor = accelerator.reduce(sums, "sum").cpu()
+    return total[:3], total[3:].reshape(3, 3)
+
+
+def _record(t: float, count: int, sums: Tensor, products: Tensor) -> TimeRecord:
+    """Means and standard errors; Gamma_t without the luck of the noise at hand, whose mean square is 1 on average."""
+    if not bool(sums.isfinite().all() and products.isfinite().all()):
         raise TrainingError(f"the network returned NaN or infinity at time {t}; check its weights and its precision")
-    error = (spread / max(1, len(chosen) - 1)).sqrt()
-    return TimeRecord(t, len(chosen), float(mean[0]), float(error[0]), float(mean[1]), float(error[1]))
+    mean = sums / count
+    spread = products / count - mean[:, None] * mean
+    share = float(spread[0, 2] / spread[2, 2]) if float(spread[2, 2]) > 0 and count > 2 else 0.0
+    gamma = float((mean[0] - share * (mean[2] - 1)).clamp(min=0.0))
+    variances = torch.stack([spread[0, 0] - share * spread[0, 2], spread[1, 1]]).clamp(min=0.0)
+    errors = (variances / max(1, count - 1)).sqrt()
+    return TimeRecord(t, count, gamma, float(errors[0]), float(mean[1]), float(errors[1]))
 
 
 def chosen_images(source: Source, count: int, seed: int) -> Tensor:
@@ -146,6 +194,27 @@ def chosen_images(source: Source, count: int, seed: int) -> Tensor:
     if count < 2:
         raise TrainingError(f"{count} images are too few for a standard error; use 2 or more")
     return torch.randperm(len(source), generator=step_generator(seed, "measure", 0))[:count]
+
+
+def image_blocks(source: Source, count: int, seed: int, most: int) -> list[Tensor]:
+    """Positions of images in blocks of `count` without an image in common, at most so many blocks."""
+    blocks = max(1, min(most, len(source) // max(count, 1)))
+    chosen = chosen_images(source, count, seed) if blocks == 1 else chosen_images(source, blocks * count, seed)
+    return list(chosen.tensor_split(blocks))
+
+
+def smoothed(numbers: NumbersPerTime, schedule: Schedule) -> NumbersPerTime:
+    """Each number by a parabola over its neighbours, in a Gaussian kernel as wide as two spacings of the noise levels.
+
+    Errors stay those of single times, which are larger.
+    """
+    levels = noise_levels(schedule, numbers.times)
+    width = SMOOTHING * float(levels.diff().median()) if len(levels) > 1 else 0.0
+    if len(levels) < FEWEST_SMOOTHED or numbers.mean_square_residual is None:
+        return numbers
+    gamma = local_fit(levels, numbers.mean_square_noise, levels, width, degree=2).clamp(min=0.0)
+    logs = local_fit(levels, numbers.mean_square_residual.clamp(min=1e-30).log(), levels, width, degree=2)
+    return replace(numbers, mean_square_noise=gamma, mean_square_residual=logs.exp())
 
 
 def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:

@@ -14,45 +14,87 @@ from optcov.bundle.directory import check_path
 from optcov.bundle.loading import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
-from optcov.checkpoints.diffusers_models import import_pipeline, imported_unet, is_bundle, is_diffusers
+from optcov.checkpoints.diffusers_models import is_bundle, is_diffusers
+from optcov.checkpoints.opening import import_denoiser, import_network, import_pipeline, load_pipeline
 from optcov.fitting.config import TrainingError
 from optcov.fitting.stage1 import make_schedule
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument
+from optcov.networks.classes import LABELS
 from optcov.schedule import Schedule
 
 # files by which a directory tells its schedule
 TELLING = ("run.json", "model_index.json", "scheduler_config.json", "scheduler/scheduler_config.json")
 
 
-Model = Any  # a directory, a bundle, a diffusers pipeline, or (unet, schedule[, prediction type])
+PLAIN = ("UNet2DModel", "PaperUNet")  # networks of images that tell all about themselves
+
+# a directory, a bundle, a diffusers pipeline, (network, schedule or scheduler[, prediction type]), or a denoiser
+Model = Any
 
 
-def open_model(model: Model, schedule: str | Schedule | None = None, half: bool = False) -> Bundle:
+def open_model(
+    model: Model, schedule: str | Schedule | None = None, half: bool = False, empty_class: int | None = None
+) -> Bundle:
     """Open what a user has as a bundle: see `open_predictor` for directories.
 
-    A network in memory is shared, not copied, unless half rounds its weights.
+    A network in memory is shared, not copied, unless half rounds its weights. empty_class: the entry of its table of
+    classes that stands for no class, which a foreign network does not tell.
     """
+    found = _open(model, schedule, half)
+    if empty_class is None:
+        return found
+    known = found.empty_condition.get(LABELS)
+    if known is not None and int(known) != empty_class:
+        raise TrainingError(f"empty_class = {empty_class}, but {found.name} has the empty class {int(known)} already")
+    return found if known is not None else found.with_empty_class(empty_class)
+
+
+def open_foreign(model: Model, layer: str | None = None, empty_class: int | None = None) -> ImportedModel | None:
+    """Open what needs its data to become a bundle: models of latents or with captions, modules of somebody's own.
+
+    None for all others, which `open_model` opens: bundles, runs, and U-Nets of images.
+    """
+    if isinstance(model, str | Path):
+        pipeline = load_pipeline(check_path(model)) if Path(model).is_dir() and not is_bundle(Path(model)) else None
+        found = None if pipeline is None else replace(import_pipeline(pipeline), source=Path(model).resolve().name)
+    elif isinstance(model, Bundle):
+        found = None
+    elif hasattr(model, "components"):
+        found = import_pipeline(model)
+    elif isinstance(model, tuple) and len(model) in (2, 3) and _is_model(model[0]):
+        found = import_network(model[0], model[1], model[2] if len(model) == 3 else None, layer)
+    elif isinstance(model, nn.Module) and hasattr(model, "sigma_data"):
+        found = import_denoiser(model, layer)
+    else:
+        raise TrainingError(
+            f"model = {str(model)[:80]!r} is not a model that heads can be fitted on; give a directory, a bundle, a "
+            f"diffusers pipeline, (network, schedule, prediction_type), or a denoiser D(x, sigma) with its sigma_data"
+        )
+    images_only = found is not None and found.decoder is None and type(found.unet).__name__ in PLAIN
+    if found is None or images_only:
+        if layer is not None:
+            raise TrainingError(f"layer = {layer!r}, but the model knows its output layer; leave layer out")
+        return None
+    if empty_class is not None:
+        raise TrainingError("empty_class is for U-Nets with classes; give what stands for none as a condition")
+    return found
+
+
+def _is_model(value: Any) -> bool:
+    return callable(value) and not isinstance(value, Path | str)
+
+
+def _open(model: Model, schedule: str | Schedule | None, half: bool) -> Bundle:
     if isinstance(model, str | Path):
         return open_predictor(check_path(model), schedule, half)
     if isinstance(model, Bundle):
         found = model
     elif hasattr(model, "components"):
         found = bundle_of(import_pipeline(model))
-    elif isinstance(model, tuple) and len(model) in (2, 3) and isinstance(model[1], Schedule):
-        kind = model[2] if len(model) == 3 else "epsilon"
-        found = bundle_of(imported_unet(model[0], model[1], kind, type(model[0]).__name__))
     else:
-        raise TrainingError(
-            f"model = {str(model)[:80]!r} is not a model that heads can be fitted on; give a directory, a bundle, a "
-            f"diffusers pipeline, or (unet, schedule, prediction_type)"
-        )
+        found = bundle_of(import_network(*model))
     if schedule is not None:
         raise TrainingError("the model knows its schedule; leave schedule out")
-    weight = next(found.unet.parameters(), None)
-    if weight is not None and weight.dtype.itemsize < 4:
-        raise TrainingError(
-            f"the network's weights are {weight.dtype}; heads are fitted in float32, so call .float() on it"
-        )
     fresh = half and not isinstance(model, Bundle)
     return found.with_float16_weights() if fresh else found
 
@@ -120,7 +162,23 @@ def _as_bundle(unet: nn.Module, run: dict[str, Any], name: str, half: bool) -> B
     if len(sides) != 2:
         raise TrainingError(f"{name}: the network's sample_size is {size}, which tells no height and width")
     network = HeadedNetwork(
-        Backbone.unet(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
+        Backbone.of(unet), make_schedule(run["schedule"]), parameterisation=run.get("prediction_type", "epsilon")
     ).eval()
     bundle = Bundle(network, (config.in_channels, *sides), name=name, provenance={"stage1": run})
+    if (classes := _classes_of(run, name)) != (0 if bundle.classes is None else bundle.classes - 1):
+        raise TrainingError(
+            f"{name}: run.json tells of {classes} classes, for which the network has {bundle.classes or 0} entries; it "
+            f"needs one more than classes, or none"
+        )
+    if classes:
+        bundle = bundle.with_empty_class(classes)  # as `optcov train` makes them
     return bundle.with_float16_weights() if half else bundle
+
+
+def _classes_of(run: dict[str, Any], name: str) -> int:
+    """Classes that a run was trained on; 0 for none."""
+    network = run.get("network")
+    classes = network.get("classes", 0) if isinstance(network, dict) else 0
+    if type(classes) is not int or classes < 0:
+        raise TrainingError(f"{name}: run.json tells of {str(classes)[:50]!r} classes, which is no number of them")
+    return classes

@@ -9,12 +9,13 @@ unet/           the averaged weights, as diffusers reads them, once the last ste
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import nn
 
 from optcov.bundle.weights import check_unet, save_head, save_unet
 from optcov.data import ImageSet
@@ -26,11 +27,17 @@ from optcov.fitting.objectives import JointObjective, NoiseObjective
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.identity import known_by
 from optcov.networks import Backbone, HeadedNetwork, fingerprint
+from optcov.networks.dit import build_dit
 from optcov.networks.unet import build_unet
 from optcov.prediction import condition_of
 from optcov.schedule import Schedule
 
-SCHEDULES = {"vp_sde": Schedule.vp_sde, "linear": Schedule.linear, "cosine": Schedule.cosine}
+SCHEDULES: dict[str, Callable[[], Schedule]] = {
+    "vp_sde": Schedule.vp_sde,
+    "linear": Schedule.linear,
+    "cosine": Schedule.cosine,
+    "flow": Schedule.flow,
+}
 
 
 @final
@@ -69,6 +76,47 @@ class UNetShape:
         if not 0 <= self.dropout < 1:
             raise TrainingError(f"dropout = {self.dropout} of the U-Net is outside [0, 1)")
 
+    def build(self, image_shape: Sequence[int], seed: int) -> nn.Module:
+        """A fresh network for images (C, H, W)."""
+        return build_unet(image_shape, **asdict(self), seed=seed)
+
+    def settings(self) -> dict[str, Any]:
+        """The shape as a run records it; without classes, as runs before there were any."""
+        known = {**asdict(self), "channels": list(self.channels)}
+        return known if self.classes else {name: value for name, value in known.items() if name != "classes"}
+
+
+@final
+@dataclass(frozen=True)
+class DiTShape:
+    """Size of a DiTTransformer2DModel; see `optcov.networks.dit.build_dit`."""
+
+    patch_size: int = 4
+    width: int = 128
+    layers: int = 6
+    head_dim: int = 32
+    dropout: float = 0.0
+    classes: int = 0  # labels it is conditioned on; a DiT needs some
+
+    def __post_init__(self) -> None:
+        for name in ("patch_size", "width", "layers", "head_dim"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} = {getattr(self, name)} of the DiT must be at least 1")
+        if self.classes < 1:
+            raise TrainingError("a DiT is conditioned on labels; say how many classes there are (--labels 10)")
+        if self.width % self.head_dim:
+            raise TrainingError(f"head_dim = {self.head_dim} of the DiT does not divide its width of {self.width}")
+        if not 0 <= self.dropout < 1:
+            raise TrainingError(f"dropout = {self.dropout} of the DiT is outside [0, 1)")
+
+    def build(self, image_shape: Sequence[int], seed: int) -> nn.Module:
+        """A fresh network for images (C, H, H)."""
+        return build_dit(image_shape, **asdict(self), seed=seed)
+
+    def settings(self) -> dict[str, Any]:
+        """The shape as a run records it."""
+        return {"kind": "dit", **asdict(self)}
+
 
 def make_schedule(name: str) -> Schedule:
     """Look a schedule up by its name."""
@@ -77,10 +125,14 @@ def make_schedule(name: str) -> Schedule:
     return SCHEDULES[name]()
 
 
-def _settings(shape: UNetShape) -> dict[str, Any]:
-    """The shape as a run records it; without classes, as runs before there were any."""
-    known = {**asdict(shape), "channels": list(shape.channels)}
-    return known if shape.classes else {name: value for name, value in known.items() if name != "classes"}
+def _check_prediction(prediction_type: str, schedule: str) -> None:
+    """Refuse to learn the noise alone where the last time has nothing else."""
+    times = make_schedule(schedule)
+    if prediction_type == "epsilon" and bool(times.alpha_bar(times.final_time) == 0):
+        raise TrainingError(
+            f"a network that predicts the noise says nothing of the image at the last time of the schedule "
+            f"{schedule!r}; use --prediction flow_prediction, v_prediction or sample"
+        )
 
 
 def label_checksum(images: ImageSet) -> str:
@@ -93,7 +145,7 @@ def train_noise_predictor(
     images: ImageSet,
     directory: Path,
     config: TrainingConfig,
-    shape: UNetShape,
+    shape: UNetShape | DiTShape,
     schedule: str = "vp_sde",
     flip: bool = True,
     score: ScoreSettings | None = None,
@@ -107,18 +159,20 @@ def train_noise_predictor(
 
     score: judge each checkpoint by samples, and end with the weights of the best one instead of the last.
     joint_heads: train these residual heads together with the noise predictor; they end in heads/.
-    prediction_type: "epsilon", "sample" or "v_prediction". levels: draw these noise levels instead of uniform times.
+    prediction_type: "epsilon", "sample", "v_prediction" or "flow_prediction".
+    levels: draw these noise levels instead of uniform times.
     empty_share: share of labels left out, if the shape has classes.
     """
     directory = Path(directory)
-    unet = build_unet(images.shape, **asdict(shape), seed=config.seed)
+    _check_prediction(prediction_type, schedule)
+    unet = shape.build(images.shape, config.seed)
     check_unet(unet)  # what could not be loaded again is not worth the training
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs, and no slower elsewhere
-    network = HeadedNetwork(Backbone.unet(unet), make_schedule(schedule), parameterisation=prediction_type)
+    network = HeadedNetwork(Backbone.of(unet), make_schedule(schedule), parameterisation=prediction_type)
     labels = Labels(shape.classes, empty_share) if shape.classes else None
     identity: dict[str, Any] = {
         "data": {"name": images.name, "images": len(images), "checksum": images.checksum},
-        "network": _settings(shape),
+        "network": shape.settings(),
         "schedule": schedule,
         "flip": flip,
         "score": None if score is None else asdict(score),

@@ -1,6 +1,6 @@
-"""Gaussians whose covariance is isotropic, diagonal, correlated by frequencies or full, with exact KL, density and entropy."""
+"""Gaussians of isotropic, diagonal, correlated or full covariance, with exact KL, density and entropy."""
 
-from optcov.gaussian.basis import Basis, cosine_matrix
+from optcov.gaussian.basis import PLAIN, Basis, cosine_matrix
 from optcov.gaussian.correlated import Correlated, Spectral
 from optcov.gaussian.density import LOG_2_PI, Gaussian, kl_divergence, ratio_excess
 from optcov.gaussian.shapes import (
@@ -17,6 +17,7 @@ from optcov.gaussian.shapes import (
 
 __all__ = [
     "LOG_2_PI",
+    "PLAIN",
     "Basis",
     "ClampCounts",
     "Correlated",

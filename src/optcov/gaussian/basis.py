@@ -11,6 +11,7 @@ which longer axes take. Both work on any device and can be differentiated. No ma
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
@@ -61,6 +62,9 @@ class Basis:
         return power if self.channels is None else _mixed(power, self.channels.mT.square())
 
 
+PLAIN = Basis()  # channels apart
+
+
 def cosine_matrix(n: int) -> Tensor:
     """D_n, (n, n), float64: row k is the frequency k."""
     k, i = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
@@ -102,7 +106,7 @@ def _matrix(n: int, what: str, dtype: torch.dtype, device: torch.device) -> Tens
 def _fast_forward(x: Tensor) -> Tensor:
     n = x.shape[-1]
     folded = torch.cat([x[..., ::2], x[..., 1::2].flip(-1)], -1)
-    turned = torch.fft.fft(folded) * _phases(n, -1, x)
+    turned: Tensor = torch.fft.fft(folded) * _phases(n, -1, x)
     return turned.real * _scales(n, x)
 
 
@@ -140,4 +144,8 @@ def _scales(n: int, like: Tensor) -> Tensor:
     return scales
 
 
-_FAST = {"forward": _fast_forward, "inverse": _fast_inverse, "squares": _fast_squares}
+_FAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "forward": _fast_forward,
+    "inverse": _fast_inverse,
+    "squares": _fast_squares,
+}

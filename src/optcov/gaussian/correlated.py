@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian.basis import Basis
+from optcov.gaussian.basis import PLAIN, Basis
 from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, sum_pixels
 
 
@@ -27,7 +27,7 @@ class Spectral:
     """B^T diag(power) B: correlations that are the same all over the image."""
 
     power: Tensor  # variance of each frequency, (1, *D) or (B, *D)
-    basis: Basis = Basis()
+    basis: Basis = PLAIN
 
     def __post_init__(self) -> None:
         _check_axes(self.power, "power")
@@ -96,7 +96,7 @@ class Correlated:
 
     variance: Tensor  # V, (B, *D)
     spectrum: Tensor  # positive, (1, *D) or (B, *D)
-    basis: Basis = Basis()
+    basis: Basis = PLAIN
 
     def __post_init__(self) -> None:
         _check_axes(self.variance, "variance")
@@ -105,7 +105,8 @@ class Correlated:
     @property
     def over(self) -> tuple[int, ...]:
         """The shape that a mean must be broadcastable to."""
-        return tuple(torch.broadcast_shapes(self.variance.shape, self.spectrum.shape))
+        pairs = zip(self.variance.shape, self.spectrum.shape, strict=True)
+        return tuple(max(sizes) for sizes in pairs)
 
     @cached_property
     def _scale(self) -> Tensor:
@@ -116,8 +117,9 @@ class Correlated:
         """Multiply by a factor, and add white noise of a variance, both () or (B,): in the fast form.
 
         V becomes variance + factor V, exactly. The spectrum, of mean 1, becomes a + (1 - a) spectrum, where a is the
-        white share of V: the mean of variance / V over the pixels of a sample. That is the sum itself where the variance
-        is 0 or the spectrum flat. Elsewhere the sum has no such form, and this Gaussian is drawn from and scored.
+        white share of V: the mean of variance / V over the pixels of a sample. That is the sum itself where the
+        variance is 0 or the spectrum flat. Elsewhere the sum has no such form, and this Gaussian is drawn from and
+        scored.
         """
         white = _per_sample(variance, self.variance)
         total = white + _per_sample(factor, self.variance) * self.variance

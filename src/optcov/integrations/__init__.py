@@ -7,6 +7,6 @@ from types import ModuleType
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name == "diffusers":
-        return importlib.import_module("optcov.integrations.diffusers")
+    if name in ("diffusers", "azula"):
+        return importlib.import_module(f"optcov.integrations.{name}")
     raise AttributeError(f"module 'optcov.integrations' has no attribute {name!r}")

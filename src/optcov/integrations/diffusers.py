@@ -1,4 +1,4 @@
-"""optcov in diffusers' pipelines: a scheduler, a U-Net with a head, and `attach` to put both into a pipeline.
+"""optcov in diffusers' pipelines: schedulers, networks with a head, and `attach` to put both into a pipeline.
 
 Importing this module is also what lets `from_pretrained` load pipelines that were saved with them.
 """
@@ -10,17 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from optcov.bundle import Bundle, schedule_spec
+from optcov.bundle import Bundle
+from optcov.checkpoints.families import FAMILIES
 from optcov.checkpoints.pipelines import DECODERS
 from optcov.covariances import find_covariance
+from optcov.integrations.flow_scheduler import FlowMatchOptimalCovarianceScheduler
+from optcov.integrations.latents import attach_to_latents, discrete_scheduler
 from optcov.integrations.matched import MatchedScheduler
-from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
+from optcov.integrations.scheduler import OptimalCovarianceScheduler
+from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
 from optcov.schedule import Schedule
-from optcov.solvers.peers import clip_options
 
 __all__ = [
+    "FlowMatchOptimalCovarianceScheduler",
     "MatchedScheduler",
     "OptimalCovarianceScheduler",
     "OptimalCovarianceSchedulerOutput",
@@ -32,24 +36,38 @@ TRAJECTORIES = ("even", "optimal")
 
 
 def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even") -> Any:
-    """Make a pipeline (DDPMPipeline, DDIMPipeline, ...) sample by a method of METHODS, and return it.
+    """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 
-    Its network and its scheduler become the bundle's, which must take the same images. trajectory: "even", or "optimal"
-    to visit the bundle's optimal times where it has as many steps as asked for. A bundle in continuous time runs on the
-    linear schedule of 1,000 steps, by equal noise levels. "Matched 2M" takes the times that the bundle has matched
-    noise for on that schedule.
+    Its network and its scheduler become the bundle's, which must take the same data. A network with the same weights
+    stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
+    where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
+    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
+    2M" takes the times that the bundle has matched noise for on that schedule.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
     if trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r} is not one of {', '.join(TRAJECTORIES)}")
     row = find_method(method)
+    if row.covariance and find_covariance(row.covariance).spectrum is not None:
+        raise ValueError(
+            f"{row.name} correlates pixels by a spectrum, which a scheduler's config cannot hold; sample by "
+            f"bundle.sample(n, method={row.name!r}), or attach a method such as {DEFAULT_METHOD}"
+        )
+    family = FAMILIES.get(type(pipeline).__name__)
+    if family is not None and family.decoder is not None:
+        if row.solver == "matched":
+            raise ValueError(
+                f"{row.name} has no scheduler for pipelines of latents; sample by bundle.sample(n, method={row.name!r})"
+            )
+        return attach_to_latents(pipeline, family, bundle, row, trajectory)
     if not bundle.schedule.discrete:
         bundle = bundle.with_schedule(Schedule.linear())
     if row.solver != "matched":
         bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
-    scheduler = _matched_scheduler(bundle) if row.solver == "matched" else _scheduler(bundle, row, trajectory)
+    matched = row.solver == "matched"
+    scheduler = _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
@@ -90,34 +108,8 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
         )
 
 
-def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:
-    schedule = bundle.schedule
-    assert row.covariance is not None
-    options: dict[str, Any] = {}
-    kind = find_covariance(row.covariance)
-    if kind.head in bundle.heads:
-        head = bundle.heads[kind.head]
-        options |= {"head_unit": head.unit, "head_about": head.about}
-    if kind.number is not None:
-        numbers = bundle.per_time(kind.number)(schedule.full_grid()).tolist()
-        options[kind.number] = [numbers[0], *numbers]  # the one at time 0 is not used
-    if trajectory == "optimal":
-        options["trajectories"] = _trajectories(bundle, row)
-    scheduler: OptimalCovarianceScheduler = OptimalCovarianceScheduler(
-        num_train_timesteps=len(schedule.betas),
-        trained_betas=schedule.betas.tolist(),
-        prediction_type=bundle.network.parameterisation,
-        covariance=row.covariance,
-        eta=row.eta,
-        noise_cap=bundle.noise_cap(row.name),
-        **clip_options(bundle.data_range),
-        **options,
-    )
-    return scheduler
-
-
 def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:
-    scheduler = MatchedScheduler(
+    scheduler: MatchedScheduler = MatchedScheduler(
         num_train_timesteps=len(bundle.schedule.betas),
         trained_betas=bundle.schedule.betas.tolist(),
         prediction_type=bundle.network.parameterisation,
@@ -125,14 +117,6 @@ def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:
     )
     scheduler.use(bundle.matched)
     return scheduler
-
-
-def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:
-    here = schedule_spec(bundle.schedule)
-    stored = [e for e in bundle.trajectories if e.method == row.name and schedule_spec(e.schedule) == here]
-    if not stored:
-        raise ValueError(f"{bundle.name} has no optimal trajectories for {row.name!r}; find them by optcov trajectory")
-    return {str(len(e.trajectory)): [int(t) for t in e.trajectory.times] for e in stored}
 
 
 def _network(bundle: Bundle, row: Method) -> nn.Module:

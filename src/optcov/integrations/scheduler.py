@@ -7,36 +7,20 @@ times of `trajectories` and the indices of the numbers per time are ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from diffusers import ConfigMixin, SchedulerMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
-from diffusers.utils import BaseOutput
-from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from optcov.covariances import Bounds, find_covariance
-from optcov.forward import ForwardProcess
+from optcov.covariances import Bounds
 from optcov.gaussian import per_sample
 from optcov.integrations.scheduler_checks import check_config, refuse_other_processes
-from optcov.prediction import Prediction
-from optcov.reverse import ReverseProcess
-from optcov.sampling import capped, variance_cap
+from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
-from optcov.watch import not_finite
-
-
-@dataclass
-class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
-    """What a step returns."""
-
-    prev_sample: Tensor  # x_s, (B, C, H, W)
-    pred_original_sample: Tensor  # mean of x_0 given x_t, clipped to the data range, (B, C, H, W)
-    pred_original_variance: Tensor | None = None  # variance of x_0 given x_t, (B, C, H, W); None for "range"
 
 
 class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
@@ -52,6 +36,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
     noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
     trajectories: number of steps -> our times, ascending; what `set_timesteps(n)` takes instead of even ones.
+    link: the name under which a network of `optcov.attach` leaves what its head says; None: it is in the channels.
+    guided_half: "second" | "first", where the pipeline puts the conditional half of a guided batch.
     """
 
     _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
@@ -87,24 +73,24 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         noise_cap: float | None = None,
         last_step: str = "mean",
         trajectories: dict[str, list[int]] | None = None,
+        link: str | None = None,
+        guided_half: str = "second",
     ):
         check_config(self.config)
         self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
         self.schedule = Schedule.from_diffusers(self)
         self.betas = self.schedule.betas
         self.alphas_cumprod = self.schedule.alpha_bar(torch.arange(1, num_train_timesteps + 1))
-        self._process = ReverseProcess(
-            _no_network,
-            ForwardProcess(self.schedule, eta),
-            covariance,
+        self._stepper = Stepper(
+            self.schedule,
+            self.config,
             (-clip_sample_range, clip_sample_range) if clip_sample else None,
-            use_clipped_model_output,
-            mean_square_noise=_per_time(mean_square_noise),
-            mean_square_residual=_per_time(mean_square_residual),
+            {
+                "mean_square_noise": _per_time(mean_square_noise),
+                "mean_square_residual": _per_time(mean_square_residual),
+            },
         )
-        self._variance_cap = variance_cap(self._process, noise_cap)
         self._trajectories = _check_trajectories(trajectories or {}, self.schedule)
-        self._draws = not (covariance == "beta_tilde" and eta == 0)
         self.init_noise_sigma = 1.0
         self.num_inference_steps: int | None = None
         self._follow(Trajectory(range(1, num_train_timesteps + 1)), None)
@@ -115,7 +101,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     @property
     def bounds(self) -> Bounds:
         """How many variances of the steps made so far were out of bounds."""
-        return self._process.bounds
+        return self._stepper.process.bounds
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
         """Return the sample as it is: a variance-preserving process needs no scaling."""
@@ -140,6 +126,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             assert num_inference_steps is not None
             trajectory = self._trajectory(num_inference_steps)
         self.num_inference_steps = len(trajectory)
+        self._stepper.begin()
         self._follow(trajectory, device)
 
     def step(
@@ -152,34 +139,27 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         eta: float | None = None,
         use_clipped_model_output: bool | None = None,
         variance_noise: Tensor | None = None,
+        prev_sample: Tensor | None = None,
     ) -> OptimalCovarianceSchedulerOutput | tuple[Tensor, Tensor, Tensor | None]:
         """Go from timestep to the next one, and say what is known of x_0.
 
         model_output: (B, C, H, W), or (B, 2C, H, W) with a head. variance_noise: instead of drawing by the generator.
+        prev_sample: instead of drawing at all, to ask for the log_prob of a draw made before. Without a generator, the
+        first sample of the run seeds the noise.
         eta and use_clipped_model_output are accepted because pipelines pass them, and ignored: the config decides.
         """
         t = int(timestep) + 1
         if t not in self._next_time:
             raise ValueError(f"timestep {t - 1} is not one of this run's; call set_timesteps, then step at them")
-        s = self._next_time[t]
-        prediction = self._prediction(model_output, sample, t)
-        posterior = self._process.covariance.posterior(prediction, self._process.bounds)
-        step = self._process.step_from(prediction, s, posterior)
-        if s == self._first_time:
-            step = capped(step, self._variance_cap)
-        x_s = step.mean
-        if self._draws and (s > 0 or self.config.last_step == "draw"):
-            x_s = step.sample(_noise(model_output, sample, generator, variance_noise))
-        if s == 0:
-            _require_finite(x_s)  # read once, at the end of a run
-        known = self._process.covariance.has_posterior
-        variance = posterior.variance.expand_as(posterior.mean).to(sample.dtype) if known else None
-        output = (x_s.to(sample.dtype), posterior.mean.to(sample.dtype), variance)
-        return OptimalCovarianceSchedulerOutput(*output) if return_dict else output
+        made = self._stepper.step(
+            *(model_output, sample, t, self._next_time[t], self._first_time),
+            *(generator, variance_noise, prev_sample),
+        )
+        return made if return_dict else (made.prev_sample, made.pred_original_sample, made.pred_original_variance)
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
-        return self._process.forward.diffuse(original_samples, _times(timesteps), noise)
+        return self._stepper.process.forward.diffuse(original_samples, _times(timesteps), noise)
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """The target of v-prediction, sqrt(alpha_bar) noise - sqrt(beta_bar) x_0."""
@@ -198,39 +178,6 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         if steps == 1:
             return Trajectory((len(self),))
         return Trajectory.even(self.schedule, steps)
-
-    def _prediction(self, model_output: Tensor, sample: Tensor, t: int) -> Prediction:
-        """What the network says of the sample, in the precision to compute in."""
-        covariance, channels = self.config.covariance, sample.shape[1]
-        head = find_covariance(covariance).head
-        if model_output.shape[1] not in ((2 * channels,) if head else (channels, 2 * channels)):
-            raise ValueError(
-                f"covariance {covariance!r} needs an output of {2 * channels if head else channels} channels, but the "
-                f"network returned {model_output.shape[1]}; {_CHANNEL_REMEDY if head else 'use a network that fits'}"
-            )
-        if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
-            raise ValueError(
-                f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
-                f"they may differ in their channels only"
-            )
-        # other outputs than noise become x_0 again in the step: in float64 without loss, however little signal is left
-        exact = self.config.prediction_type != "epsilon" and sample.device.type != "mps"
-        dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
-        x_t, raw = sample.to(dtype), model_output.to(dtype)
-        prediction = Prediction(x_t, t, raw[:, :channels], self.config.prediction_type, *self.schedule.levels(t))
-        if head is None:
-            return prediction
-        excesses = [head] if self.config.head_about == "prediction" else []
-        return prediction.with_heads({head: raw[:, channels:]}, {head: self.config.head_unit}, excesses)
-
-
-_CHANNEL_REMEDY = (
-    "wrap it with its head: optcov.integrations.diffusers.attach(pipeline, bundle, method), or UNetWithHead.wrap"
-)
-
-
-def _no_network(x_t: Tensor, t: Any) -> NoReturn:
-    raise AssertionError("in a pipeline the network has run before the scheduler steps")
 
 
 def _per_time(numbers: Sequence[float] | None) -> Tensor | None:
@@ -262,20 +209,3 @@ def _check_trajectories(stored: Mapping[str, Sequence[int]], schedule: Schedule)
 def _times(timesteps: Tensor) -> Tensor:
     """Our times, (), or (B,)."""
     return (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1
-
-
-def _noise(model_output: Tensor, sample: Tensor, generator: Any, supplied: Tensor | None) -> Tensor:
-    if supplied is not None:
-        return supplied
-    noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=model_output.dtype)
-    return noise
-
-
-def _require_finite(x_0: Tensor) -> None:
-    bad = not_finite(x_0)
-    if bool(bad.any()):
-        samples = bad.nonzero().flatten().tolist()
-        raise ValueError(
-            f"samples {samples[:10]}{' and others' if len(samples) > 10 else ''} ended as NaN or infinity; check the "
-            f"network's input scale, weights and precision"
-        )

@@ -1,5 +1,6 @@
 """Scoring: the variational bound by named terms, the sweep that prices every step at once, and the ODE likelihood."""
 
+from optcov.likelihood.classes import Classification, class_bounds
 from optcov.likelihood.costs import CostTable
 from optcov.likelihood.discretised import discretised_log_prob
 from optcov.likelihood.elbo import ElboTerms, elbo
@@ -9,6 +10,7 @@ from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_tabl
 from optcov.likelihood.table import LikelihoodRow, even_on_grid, fitting_lengths, likelihood_table, pool_repeats
 
 __all__ = [
+    "Classification",
     "CostTable",
     "ElboTerms",
     "Estimate",
@@ -17,6 +19,7 @@ __all__ = [
     "OdeLikelihood",
     "Sweep",
     "SweepProgress",
+    "class_bounds",
     "cost_table",
     "discretised_log_prob",
     "elbo",

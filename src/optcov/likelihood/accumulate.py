@@ -12,6 +12,7 @@ from optcov.covariances import Bounds, Covariance
 from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, mean_square
 from optcov.likelihood.cells import Cells, Deposit, RangeCells, VarianceCells
 from optcov.likelihood.costs import CostTable, TimeGrid
+from optcov.likelihood.nodes import NodeSums
 from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.profile import Nodes
 from optcov.likelihood.terms import Observation, fixed_last_variance, floored, last_step_cost
@@ -61,6 +62,8 @@ class Sums:
         """Conventions of the last step that are kept."""
         fixed = [f"last/{name}" for name in self.last_variances if name != "own"]
         known = [*self.covariances.per_pixel, *self.covariances.given_isotropic] if "own" in self.last_variances else []
+        if self.process.data_range is not None:  # bins are single pixels
+            known = [name for name in known if name not in self.covariances.correlated]
         return fixed + [f"last/own/{name}" for name in known]
 
     def add_images(self, prior: Tensor, group: Tensor) -> None:
@@ -117,8 +120,9 @@ class TimeColumn:
         self.given: dict[str, Tensor] = {}
         self.clamps = {name: torch.zeros(3, dtype=torch.float64) for name in sums.covariances.per_pixel}
         self.by_group: dict[str, Tensor] = {}
-        self.deposits: dict[str, Deposit] = {}
+        self.deposits: dict[str, Deposit | NodeSums] = {}
         self._steps = sums.grid.steps(i)
+        self._nodes = Nodes.covering(self._steps, sums.grid.nodes)
 
     def add(self, seen: Observation, noise: Tensor, group: Tensor) -> None:
         """Add a batch: what the network says of it, its noise (B, *D), and the group of each image (B,)."""
@@ -134,7 +138,10 @@ class TimeColumn:
                 self._add_last(f"last/{name}", seen, mean, variance, group)
         for name, covariance in covariances.per_pixel.items():
             statistic, own = self._statistic(name, covariance, seen)
-            self._deposit(name, statistic, errors, group)
+            if statistic is None:
+                self._add_at_nodes(name, own, seen, mean, group)
+            else:
+                self._deposit(name, statistic, errors, group)
             self._add_last(f"last/own/{name}", seen, mean, own, group)
         for name, covariance in covariances.given_isotropic.items():
             known = covariance.posterior(seen.prediction, self._bounds()).covariance
@@ -149,19 +156,31 @@ class TimeColumn:
         clipped_off = seen.prediction.clean - mean
         return [difference.square(), difference * clipped_off, clipped_off.square()]
 
-    def _statistic(self, name: str, covariance: Covariance, seen: Observation) -> tuple[Tensor, CovarianceShape]:
-        """A covariance's statistic u of each pixel, (B, *D), and its covariance of the last step."""
+    def _statistic(self, name: str, covariance: Covariance, seen: Observation) -> tuple[Tensor | None, CovarianceShape]:
+        """A covariance's statistic u of each pixel, (B, *D), if that is enough, and its covariance of the last step."""
         prediction, bounds = seen.prediction, self._bounds()
         posterior = covariance.posterior(prediction, bounds)
+        statistic: Tensor | None
         if covariance.structure == "range":
             bridge = self._sums.process.forward.bridge(seen.t, 0)
             own = covariance.step(prediction, posterior, bridge, prediction.x_t).covariance
             statistic = (prediction.heads["range"].clamp(-1, 1) + 1) / 2
         else:
             own = posterior.covariance
-            statistic = own.diagonal(seen.x_0)
+            statistic = None if covariance.structure == "correlated" else own.diagonal(seen.x_0)
         self.clamps[name] += torch.tensor([bounds.below, bounds.above, bounds.total], dtype=torch.float64)
-        return statistic.expand_as(seen.x_0), own
+        return None if statistic is None else statistic.expand_as(seen.x_0), own
+
+    def _add_at_nodes(self, name: str, v: CovarianceShape, seen: Observation, mean: Tensor, group: Tensor) -> None:
+        """Add the costs of a covariance that correlates pixels."""
+        if len(self._steps.log_ratio) == 0:
+            return
+        if name not in self.deposits:
+            self.deposits[name] = NodeSums(self._nodes, self._sums.groups, self._sums.error_terms)
+        sums = self.deposits[name]
+        assert isinstance(sums, NodeSums)
+        clipped_off = seen.prediction.clean - mean if self._sums.error_terms > 1 else None
+        sums.add(v, seen.x_0 - mean, clipped_off, group)
 
     def _bounds(self) -> Bounds:
         """Those of the process, with counts of their own."""
@@ -179,7 +198,9 @@ class TimeColumn:
                 else VarianceCells(self._steps, process.bounds.largest_variance)
             )
             self.deposits[name] = Deposit(cells, self._sums.groups, len(errors), statistic.device)
-        self.deposits[name].add(statistic, errors, group)
+        deposit = self.deposits[name]
+        assert isinstance(deposit, Deposit)
+        deposit.add(statistic, errors, group)
 
     def _add_last(self, name: str, seen: Observation, mean: Tensor, covariance: CovarianceShape, group: Tensor) -> None:
         if name in self._sums.last_names:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.covariances import PerTime
+from optcov.covariances import Covariance, PerTime
 from optcov.forward import ForwardProcess
 from optcov.likelihood.elbo import check_ends_at_final_time
 from optcov.likelihood.profile import Nodes, Steps, column_costs, isotropic_costs, node_count
@@ -209,6 +209,9 @@ class CostTable:
         name = f"last/own/{covariance}" if last_variance == "own" else f"last/{last_variance}"
         if name not in self.sums:
             remedy = f"sweep with last_variances that contain {last_variance!r}"
+            kind = Covariance.registry.get(covariance)
+            if last_variance == "own" and kind is not None and kind.structure == "correlated":
+                remedy = 'it correlates pixels, and 8-bit bins are single pixels: score it with last_variance="paper"'
             if last_variance == "own" and covariance in self._measured_variances:
                 remedy = "pass its numbers per time to the sweep: one that measures them itself knows them too late"
             raise ValueError(f"this table has no last step {last_variance!r} of covariance {covariance!r}; {remedy}")

@@ -27,6 +27,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
     transition_cost,
 )
+from optcov.networks.guidance import refuse_guided
 from optcov.noise import image_numbers
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
@@ -95,6 +96,7 @@ def elbo(
     check_last_variance(last_variance)
     check_cdf(cdf)
     check_stochastic(process.forward)
+    refuse_guided(process.network)
     check_ends_at_final_time(trajectory, process.forward.schedule)
     check_images(x_0, process.data_range)
     condition = check_condition(condition, len(x_0))

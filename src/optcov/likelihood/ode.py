@@ -24,6 +24,7 @@ from optcov.gaussian import LOG_2_PI, sum_pixels
 from optcov.likelihood.discretised import bin_half_width
 from optcov.likelihood.statistics import Estimate, estimate
 from optcov.likelihood.terms import check_images
+from optcov.networks.guidance import refuse_guided
 from optcov.noise import image_generator, image_numbers
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Schedule
@@ -79,6 +80,7 @@ def ode_likelihood(
     if probe not in PROBES:
         raise ValueError(f"unknown probe {probe!r}; choose one of {', '.join(PROBES)}")
     schedule.require_real_times("the probability flow")
+    refuse_guided(network)
     start_time = schedule.first_time if start_time is None else start_time
     if not 0 <= start_time < schedule.final_time:
         raise ValueError(f"start_time = {start_time} is outside [0, {schedule.final_time:g})")

@@ -12,9 +12,9 @@ from optcov.likelihood import LikelihoodRow
 STYLE = {"ET": "--", "OT": "-"}
 
 
-def plot_bits(rows: Sequence[LikelihoodRow], path: Path) -> None:
+def plot_bits(rows: Sequence[LikelihoodRow], path: Path, unit: str = "bits/dim") -> None:
     """Bits/dim against K, one line per covariance, dashed for even and solid for optimal trajectories."""
-    figure, axes = new_axes("steps K", "bits/dim (upper bound)")
+    figure, axes = new_axes("steps K", f"{unit} (upper bound)")
     colours = _colours(rows)
     for (covariance, kind), line in _lines(rows).items():
         values = [row.bits_per_dim.mean for row in line]

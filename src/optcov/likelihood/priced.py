@@ -3,6 +3,7 @@
 one number per time      nothing per pixel: their costs follow from the sum of errors
 diagonal                 the second moment v of each pixel
 learned range            the share u of each pixel
+correlated               nothing per pixel: their costs are computed image by image, at some nodes (see `nodes`)
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from optcov.covariances import Covariance, PerTime, find_covariance, make_covariance
+from optcov.covariances import Covariance, PerTime, Spectrum, find_covariance, make_covariance
 from optcov.forward import ForwardProcess
 
-PRICED = ("isotropic", "diagonal", "range")  # structures whose costs follow from sums over pixels
+PRICED = ("isotropic", "diagonal", "range", "correlated")  # structures whose costs are known for all steps at once
 
 
 @final
@@ -26,6 +27,7 @@ class PricedCovariances:
         forward: ForwardProcess,
         numbers: Mapping[str, PerTime | None],
         custom: Mapping[str, Covariance] | None = None,
+        spectra: Mapping[str, Spectrum] | None = None,
     ):
         self.by_name: dict[str, Covariance | None] = {}
         for name in names:
@@ -36,7 +38,8 @@ class PricedCovariances:
                     f"score it by elbo"
                 )
             measured = not custom and kind.number is not None and numbers.get(kind.number) is None
-            covariance = None if measured else make_covariance((custom or {}).get(name, name), dict(numbers))
+            spectrum = (spectra or {}).get(kind.spectrum or "")
+            covariance = None if measured else make_covariance((custom or {}).get(name, name), dict(numbers), spectrum)
             self.by_name[name] = None if covariance is None else covariance.bound_to(forward)
         if not self.by_name:
             raise ValueError(f"a sweep needs at least one covariance; choose from {', '.join(priced_names())}")
@@ -52,6 +55,11 @@ class PricedCovariances:
         return {name: d for name, d in self.by_name.items() if d is not None and d.structure != "isotropic"}
 
     @property
+    def correlated(self) -> set[str]:
+        """Those that correlate pixels."""
+        return {name for name, d in self.by_name.items() if d is not None and d.structure == "correlated"}
+
+    @property
     def given_isotropic(self) -> dict[str, Covariance]:
         """Those with one variance per time that is known beforehand."""
         return {name: d for name, d in self.by_name.items() if d is not None and d.structure == "isotropic"}
@@ -62,11 +70,15 @@ def priced_names() -> list[str]:
     return [name for name, kind in Covariance.registry.items() if kind.structure in PRICED]
 
 
-def default_covariances(heads: Sequence[str], forward: ForwardProcess) -> list[str]:
-    """All that need no head, and those whose head the network has."""
+def default_covariances(
+    heads: Sequence[str], forward: ForwardProcess, spectra: Mapping[str, Spectrum] | None = None
+) -> list[str]:
+    """All that need no head, and those whose head the network has; of those that need a spectrum, the same with it."""
     kinds = {name: Covariance.registry[name] for name in priced_names()}
     return [
         name
         for name, kind in kinds.items()
-        if (kind.head is None or kind.head in heads) and kind.only_eta in (None, forward.eta)
+        if (kind.head is None or kind.head in heads)
+        and kind.only_eta in (None, forward.eta)
+        and (kind.spectrum is None or kind.spectrum in (spectra or {}))
     ]

@@ -1,15 +1,21 @@
-"""The bits/dim of images as a result: data that prints as a table, shows itself in a notebook, and plots."""
+"""The bits/dim of images as a result: data that prints as a table, shows itself in a notebook, and plots.
+
+A density of latents is not one of images, so that it is given in nats per latent dimension, and never as bits/dim.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from optcov.likelihood.statistics import Estimate
 from optcov.likelihood.table import LikelihoodRow
 from optcov.text_table import html_table, text_table
+
+BITS, NATS = "bits/dim", "nats per latent dimension"
 
 
 @final
@@ -21,6 +27,12 @@ class Likelihoods:
     title: str = "bits/dim (upper bound)"
     settings: Mapping[str, Any] = field(default_factory=dict)  # conventions, numbers of images
     clamped: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # shares below and above the bounds
+    latents: bool = False  # whether these are densities of latents, in nats per latent dimension
+
+    @property
+    def unit(self) -> str:
+        """What the numbers are."""
+        return NATS if self.latents else BITS
 
     @property
     def lengths(self) -> list[int]:
@@ -28,29 +40,42 @@ class Likelihoods:
         return sorted({row.K for row in self.rows})
 
     def of(self, covariance: str, K: int, kind: str = "ET") -> Estimate:
-        """Bits/dim of a covariance in K steps at even times (ET) or optimal ones (OT)."""
+        """Bits/dim, or nats per latent dimension, of a covariance in K steps at even (ET) or optimal times (OT)."""
         for row in self.rows:
             if (row.covariance, row.K, row.kind) == (covariance, K, kind):
-                return row.bits_per_dim
+                return self._in_unit(row.bits_per_dim)
         known = ", ".join(dict.fromkeys(row.covariance for row in self.rows))
         raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); covariances are {known}")
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows, for the eye."""
-        found = {(row.kind, row.covariance, row.K): str(row.bits_per_dim) for row in self.rows}
+        found = {(row.kind, row.covariance, row.K): str(self._in_unit(row.bits_per_dim)) for row in self.rows}
         names = dict.fromkeys((row.kind, row.covariance) for row in sorted(self.rows, key=lambda row: row.kind))
         lines = [(f"{kind} {name}", *(found.get((kind, name, K), "") for K in self.lengths)) for kind, name in names]
         return ("", *(f"K = {K}" for K in self.lengths)), lines
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**self.settings, "rows": [row.to_json() for row in self.rows]}
+        rows = [row.to_json() for row in self.rows]
+        if self.latents:
+            for row, entry in zip(self.rows, rows, strict=True):
+                del entry["bits_per_dim"]
+                entry["nats_per_latent_dim"] = asdict(self._in_unit(row.bits_per_dim))
+                entry["difference"] = None if row.difference is None else asdict(self._in_unit(row.difference))
+        return {**self.settings, **({"unit": self.unit} if self.latents else {}), "rows": rows}
+
+    def _in_unit(self, bits: Estimate) -> Estimate:
+        if not self.latents:
+            return bits
+        error = None if bits.standard_error is None else bits.standard_error * math.log(2)
+        return Estimate(bits.mean * math.log(2), error, bits.count)
 
     def plot(self, path: str | Path) -> Path:
-        """Write bits/dim against the number of steps as a PNG, and return where."""
+        """Write bits/dim, or nats per latent dimension, against the number of steps as a PNG, and return where."""
         from optcov.likelihood.plots import plot_bits
 
-        plot_bits(self.rows, Path(path))
+        rows = [replace(row, bits_per_dim=self._in_unit(row.bits_per_dim)) for row in self.rows]
+        plot_bits(rows, Path(path), self.unit)
         return Path(path)
 
     def plot_all(self, directory: Path) -> None:

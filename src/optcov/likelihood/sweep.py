@@ -18,7 +18,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from optcov.covariances import Covariance, PerTime
+from optcov.covariances import Covariance, PerTime, Spectrum
 from optcov.identity import check_unchanged, condition_identity, digest, digest_numbers, images_identity, known_by
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
@@ -34,6 +34,7 @@ from optcov.likelihood.terms import (
     seeded_noise,
 )
 from optcov.networks import HeadedNetwork
+from optcov.networks.guidance import refuse_guided
 from optcov.prediction import check_condition, condition_of, take
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
@@ -90,6 +91,7 @@ class Sweep:
         cdf: str = "exact",
         mean_square_noise: PerTime | None = None,
         mean_square_residual: PerTime | None = None,
+        spectra: Mapping[str, Spectrum] | None = None,
         batch_size: int = 64,
         groups: int = 8,
         shard: tuple[int, int] = (0, 1),
@@ -99,6 +101,7 @@ class Sweep:
         identity: Mapping[str, Any] | str | None = None,
     ):
         check_stochastic(process.forward)
+        refuse_guided(process.network)
         check_cdf(cdf)
         self.last_variances = tuple(check_last_variance(name) for name in last_variances)
         self.process, self.images, self.cdf = process, images, cdf
@@ -108,6 +111,7 @@ class Sweep:
         self.grid = TimeGrid(process.forward, process.forward.schedule.full_grid().tolist() if times is None else times)
         self.seed, self.noise, self.batch_size = seed, noise, _positive(batch_size, "batch_size")
         self.numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
+        self.spectra = dict(spectra or {})
         rank, world = shard
         if not 0 <= rank < world:
             raise ValueError(f"shard = {shard} is not (number, count) with 0 <= number < count")
@@ -169,9 +173,12 @@ class Sweep:
         return self._sums, column
 
     def _allocate(self, dimensions: int, heads: Sequence[str], names: Sequence[str] | None = None) -> Sums:
-        wanted = self._wanted or names or default_covariances(heads, self.process.forward)
+        # of a correlated covariance there are no probabilities of bins: it has no last step of its own
+        bins = set(self.last_variances) == {"own"} and self.process.data_range is not None
+        spectra = {} if bins and not self._wanted else self.spectra
+        wanted = self._wanted or names or default_covariances(heads, self.process.forward, spectra)
         custom = wanted if isinstance(wanted, Mapping) else None
-        covariances = PricedCovariances(list(wanted), self.process.forward, self.numbers, custom)
+        covariances = PricedCovariances(list(wanted), self.process.forward, self.numbers, custom, self.spectra)
         return Sums(self.process, self.grid, covariances, self.last_variances, self.cdf, self.groups, dimensions)
 
     def _resume(self, path: Path) -> Sums:
@@ -228,8 +235,12 @@ class Sweep:
             "numbers per time": [None if f is None else self._digest(f) for f in self.numbers.values()],
         }
 
-    def _digest(self, numbers: PerTime) -> dict[str, str]:
+    def _digest(self, numbers: PerTime | Spectrum) -> dict[str, str]:
         times = self.grid.tensor
+        if isinstance(numbers, Spectrum):  # at some times: all of them may be too many for the memory
+            return known_by(
+                digest_numbers(torch.stack([numbers.at(t) for t in self.grid.times[:: len(times) // 8 + 1]]))
+            )
         values = (
             numbers.cpu()[times] if isinstance(numbers, Tensor) else torch.stack([numbers(t) for t in self.grid.times])
         )
@@ -276,6 +287,7 @@ def cost_table(
     seed: noise depends on (seed, image, t) alone; `elbo` with the same seed sees the same. noise: callable t -> noise
     of all images, instead. last_variances, cdf: conventions of the last step to keep, as in `elbo`.
     mean_square_noise, mean_square_residual: numbers per time of "analytic" and "npr_isotropic"; default the sweep's.
+    spectra: those of "spectral", "npr_correlated" and "sn_correlated", by the names "residual", "npr" and "sn".
     groups: how many groups of images are kept apart for standard errors. shard: (number, count), to sweep one share
     of the images and `merge` the tables. state: file to go on from after a stop, written every
     save_every seconds; identity: what the network is known by, so that the state of another one

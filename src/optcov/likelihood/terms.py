@@ -106,8 +106,8 @@ def last_step_cost(x_0: Tensor, step: Gaussian, data_range: tuple[float, float] 
         return -step.log_prob(x_0)
     if isinstance(step.covariance, Correlated | Spectral):
         raise ValueError(
-            "a covariance that correlates pixels has no probability of 8-bit bins, which are single pixels; score it with "
-            'last_variance="paper", or data without a data_range'
+            "a covariance that correlates pixels has no probability of 8-bit bins, which are single pixels; score it "
+            'with last_variance="paper", or data without a data_range'
         )
     # A full covariance is scored by its marginals, because bins are per pixel.
     return -sum_pixels(discretised_log_prob(x_0, step.mean, step.variance, data_range, cdf))

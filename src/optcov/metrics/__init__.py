@@ -3,7 +3,8 @@
 from optcov.metrics.classifier import FashionClassifier, fashion_classifier
 from optcov.metrics.extractors import Extractor, find_extractor
 from optcov.metrics.frechet import Distance, frechet_distance, jackknife_error, measure_frechet
-from optcov.metrics.kernel import KernelDistance, kernel_distance
+from optcov.metrics.gathering import gather_statistics
+from optcov.metrics.kernel import KernelDistance, kernel_distance, measure_kernel
 from optcov.metrics.sources import features_of
 from optcov.metrics.statistics import FeatureStatistics, MetricError, merge_all
 
@@ -18,8 +19,10 @@ __all__ = [
     "features_of",
     "find_extractor",
     "frechet_distance",
+    "gather_statistics",
     "jackknife_error",
     "kernel_distance",
     "measure_frechet",
+    "measure_kernel",
     "merge_all",
 ]

@@ -2,18 +2,18 @@
 
     name             features                                                  the distance is called
     fashion          96, the embedded Fashion-MNIST classifier                 FD-fashion
-    inception:FILE   2,048, the TorchScript Inception network of FID           FID
+    inception        2,048, the Inception network of FID (optional package)    FID
+    inception:pytorch-fid    the same, images resized as pytorch-fid does      FID-pytorch
+    inception:FILE   the same, from the file inception-2015-12-05.pt           FID
     lite0            1,280, EfficientNet-lite0 of the optional packages        FD-lite0
     any torch module or function, by Extractor(module, distance)               as you say, but not FID
 
-Only the well-known Inception file, by its checksum, gives a number that is called FID.
+Only the well-known Inception network, by its checksum, gives a number that is called FID.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,12 @@ from torch.nn.parameter import is_lazy
 
 from optcov.data import DataError, ImageSet, from_8bit
 from optcov.metrics.classifier import fashion_classifier
+from optcov.metrics.inception import CONVENTIONS, InceptionFeatures, read_network
 from optcov.metrics.statistics import MetricError
-from optcov.storage import reading
 
 INCEPTION_SHA256 = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"  # inception-2015-12-05.pt
 FID = "FID"
+FID_PYTORCH = "FID-pytorch"  # its images are resized otherwise: its values differ, and are not to be mixed with FID
 LITE0_SIZE = 96  # pixels, the least at which its features are of use
 
 
@@ -43,7 +44,8 @@ class Extractor:
     shape: tuple[int, ...] | None = None  # (C, H, W) that the function takes; None for any
 
     def __post_init__(self) -> None:
-        if self.distance.strip().upper() == FID and not isinstance(self.function, _Inception):
+        reserved = self.distance.strip().upper() in (FID, FID_PYTORCH.upper())
+        if reserved and not isinstance(self.function, _Inception | _PackagedInception):
             raise MetricError(f"only the well-known Inception file gives {FID}; name the distance otherwise: FD-mine")
 
     @property
@@ -65,7 +67,7 @@ class Extractor:
         if self.shape not in (None, tuple(shape)):
             raise MetricError(
                 f"{self.distance} is for images of shape {self.shape}, but {name} has {tuple(shape)}; choose other "
-                f"features, such as --features lite0 or --features inception:FILE"
+                f"features, such as --features lite0 or --features inception"
             )
 
     def features(self, images: ImageSet, batch: int = 250) -> Tensor:
@@ -90,31 +92,35 @@ def find_extractor(name: str) -> Extractor:
         return Extractor(lambda images: fashion_classifier()(from_8bit(images)), "FD-fashion", (1, 28, 28))
     if kind == "lite0" and not argument:
         return Extractor(_lite0(), "FD-lite0")
+    if name == "inception" or (kind == "inception" and argument in CONVENTIONS):
+        convention = argument or "tensorflow"
+        return Extractor(_PackagedInception(convention), FID if convention == "tensorflow" else FID_PYTORCH)
     if kind == "inception" and argument:
         return Extractor(_Inception(Path(argument)), FID)
-    raise MetricError(f"unknown feature extractor {name!r}; choose fashion, lite0 or inception:FILE")
+    raise MetricError(f"unknown feature extractor {name!r}; choose fashion, lite0, inception or inception:FILE")
 
 
 class _Inception:
     """The TorchScript network of FID; it resizes and scales 8-bit images itself."""
 
     def __init__(self, path: Path):
-        with reading(path, MetricError):
-            content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != INCEPTION_SHA256:
-            raise MetricError(
-                f"{path} is not the well-known inception-2015-12-05.pt (its SHA-256 differs from {INCEPTION_SHA256}), "
-                f"so the number would not be FID; fetch that file again"
-            )
-        with warnings.catch_warnings():
-            # torch would rather not read TorchScript, but the network of FID is published as such
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+        self._network = read_network(path, INCEPTION_SHA256, "fetch inception-2015-12-05.pt again")
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features (B, 2048)."""
         features: Tensor = self._network(_colour(images), return_features=True)
         return features
+
+
+class _PackagedInception:
+    """The same network out of the optional package, for grey and colour images."""
+
+    def __init__(self, convention: str):
+        self._features = InceptionFeatures(convention)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features (B, 2048)."""
+        return self._features(_colour(images))
 
 
 def _lite0() -> Callable[[Tensor], Tensor]:

@@ -49,7 +49,7 @@ class OpenSource:
 
     features: Callable[[], Features]
     dimension: int  # of the features
-    statistics: bool = False  # whether these are all there is, without images
+    rows: bool = True  # whether features of single images are there, which statistics need not hold
 
 
 def features_of(source: str, extractor: Extractor, drawing: Drawing | None = None) -> Features:
@@ -72,13 +72,19 @@ def open_source(
         if {"mu", "sigma"} <= set(arrays):
             statistics = statistics_from(arrays, Path(source))
             check_same_features(statistics, extractor.identity, source)
-            return OpenSource(lambda: statistics, statistics.dimension, statistics=True)
+            return OpenSource(lambda: statistics, statistics.dimension, statistics.rows is not None)
+    images = load_images(source, extractor)
+    return OpenSource(lambda: extractor.features(images), _dimension(extractor, images.shape))
+
+
+def load_images(source: str, extractor: Extractor) -> data.ImageSet:
+    """Images that an extractor takes, enough for a distance; #train or #test at the end of a source is a split."""
     name, _, split = source.rpartition("#")
     images = data.load(name, split) if name and split in ("train", "test") else data.load(source, "all")
     extractor.check(images.shape, source)
     if len(images) < LEAST_IMAGES:
         raise MetricError(f"{source} has {len(images)} images, too few for a distance; use at least {LEAST_IMAGES}")
-    return OpenSource(lambda: extractor.features(images), _dimension(extractor, images.shape))
+    return images
 
 
 def _open_bundle(
@@ -139,5 +145,5 @@ def check_draws_images(bundle: Bundle) -> None:
 def _drawn(sampler: Sampler, drawing: Drawing, watch: Watch = lambda batches: batches) -> data.ImageSet:
     numbers = range(drawing.first, drawing.first + drawing.samples)
     shares = (numbers[start : start + drawing.batch] for start in range(0, drawing.samples, drawing.batch))
-    parts = list(watch(data.to_8bit(sampler.draw(share).x_0.cpu()) for share in shares))
+    parts = list(watch(data.to_8bit(sampler.bundle.as_images(sampler.draw(share).x_0).cpu()) for share in shares))
     return data.ImageSet(torch.cat(parts), None, f"{sampler.bundle.name}:{sampler.method.name}")

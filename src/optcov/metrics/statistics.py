@@ -45,6 +45,8 @@ class FeatureStatistics:
     covariance: Tensor  # unbiased, float64, (d, d)
     count: int | None  # None if the statistics came from a file that does not tell
     features: str | None = None  # the identity of the extractor; None if nobody told
+    images: str | None = None  # the checksum of the images; None if nobody told
+    rows: Tensor | None = None  # (k, d), features of some of the images, drawn at random: for the kernel distance
 
     def __post_init__(self) -> None:
         d = self.mean.shape[0] if self.mean.ndim == 1 else -1
@@ -57,6 +59,13 @@ class FeatureStatistics:
             raise MetricError(f"statistics are float64, got {self.mean.dtype} and {self.covariance.dtype}")
         if not bool((self.mean.abs() < LARGEST).all() and (self.covariance.abs() < LARGEST).all()):
             raise MetricError(f"statistics hold NaN, infinity or a number beyond {LARGEST:g}; check the images")
+        if self.rows is not None and not (
+            self.rows.ndim == 2
+            and self.rows.shape[1] == d
+            and self.rows.is_floating_point()
+            and bool(self.rows.isfinite().all())
+        ):
+            raise MetricError(f"rows of features must be finite numbers (k, {d}), got shape {tuple(self.rows.shape)}")
 
     @property
     def dimension(self) -> int:
@@ -86,18 +95,22 @@ class FeatureStatistics:
         return FeatureStatistics(self.mean + difference * (m / (n + m)), scatter / (n + m - 1), n + m, features)
 
     def save(self, path: Path) -> None:
-        """Write as npz: mu and sigma, the usual names, the count, and the features as bytes of UTF-8."""
+        """Write as npz: mu and sigma, the usual names, and what else is known; texts as bytes of UTF-8."""
         arrays = {"mu": self.mean.numpy(), "sigma": self.covariance.numpy()}
         if self.count is not None:
             arrays["count"] = np.array(self.count)
-        if self.features is not None:
-            arrays["features"] = np.frombuffer(self.features.encode(), np.uint8)
+        for name, text in (("features", self.features), ("images", self.images)):
+            if text is not None:
+                arrays[name] = np.frombuffer(text.encode(), np.uint8)
+        if self.rows is not None:
+            # compact, as there are many numbers: float16 rows, and then float32 will do for the covariance too
+            arrays |= {"sigma": self.covariance.float().numpy(), "rows": self.rows.half().numpy()}
         with storage.atomic_writer(path) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
 
     @staticmethod
     def load(path: Path) -> FeatureStatistics:
-        """Read mu and sigma, and of count and features what the file has."""
+        """Read mu and sigma, and of the others what the file has."""
         return statistics_from(read_npz(path), path)
 
 
@@ -109,16 +122,21 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
     count = arrays.get("count")
     if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 1):
         raise MetricError(f"{path}: the count must be an integer of at least 1")
+    features, images = (_text(arrays, name, path) for name in ("features", "images"))
+    rows = arrays.get("rows")
+    if rows is not None and rows.dtype not in (np.float16, np.float32, np.float64):
+        raise MetricError(f"{path}: rows of features must be floating-point numbers, got {rows.dtype}")
+    kept = None if rows is None else torch.from_numpy(rows)
     try:
-        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count), _features(arrays, path))
+        statistics = FeatureStatistics(mean, covariance, None if count is None else int(count), features, images, kept)
         check_covariance(covariance)
     except MetricError as error:
         raise MetricError(f"{path}: {error}") from error
     return statistics
 
 
-def _features(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> str | None:
-    found = arrays.get("features")
+def _text(arrays: dict[str, np.ndarray[Any, Any]], name: str, path: Path) -> str | None:
+    found = arrays.get(name)
     if found is None:
         return None
     try:
@@ -126,9 +144,7 @@ def _features(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> str | None
             raise ValueError
         return found.tobytes().decode()
     except ValueError as error:
-        raise MetricError(
-            f"{path}: what names the features is no text; write the file again by --save-first"
-        ) from error
+        raise MetricError(f"{path}: what names the {name} is no text; write the file again by --save-first") from error
 
 
 def check_same_features(statistics: FeatureStatistics, wanted: str, source: object) -> None:

@@ -4,20 +4,24 @@ The input of a named output module (`conv_norm_out` of diffusers' UNet2DModel) i
 and heads share; a hook reads it, so that one forward pass serves them all, and nobody's forward pass is
 rewritten. The time embedding is read likewise, for the heads that need it, and the activation that follows a tapped
 normalisation, for the heads that would compute the same.
+
+A backbone may be in half precision and stays so. What leaves it for heads and variances is float32.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from optcov.identity import digest_tensors
 from optcov.networks.activation import Activation
+from optcov.networks.calls import call, condition_names
+from optcov.networks.taps import Tap, tap_of
 
 
 @final
@@ -26,7 +30,7 @@ class BackboneOutput:
     """What one forward pass gives."""
 
     output: Tensor  # the module's own output, (B, C or 2C, *D)
-    features: Tensor  # input of the tapped module, (B, F, *D)
+    features: Tensor  # input of the tapped module, (B, F, *D); of tokens, on their grid: (B, F, h, w)
     time_embedding: Tensor | None  # (B, E)
     activation: Activation | None = None  # SiLU of the tapped module's output, if that is a group normalisation
 
@@ -35,8 +39,12 @@ class BackboneOutput:
 class Backbone(nn.Module):
     """A module with the names of what to tap in it.
 
-    module: takes (x, time argument (B,)) and returns a tensor, or an object with `.sample` as diffusers does.
-    tap: name of the submodule whose input is the features; the module's output should depend on them alone.
+    module: takes (x, time argument (B,), **condition) and returns a tensor, or an object with `.sample` as diffusers
+        does, of the shape of x but for its channels. How networks of diffusers are called that want it otherwise
+        (packed latents, other names), `optcov.networks.calls` knows. The time is float32 whatever the module's
+        precision; x and floating-point conditions are cast to that of its weights.
+    tap: name of the submodule whose input is the features, or a Tap; the module's output should depend on them alone.
+        None for a module without layers, which has no features and takes no heads.
     time_embedding: name of the submodule whose output is the time embedding, or None.
     activation: name of the SiLU behind the tapped normalisation, whose output heads may share, or None.
 
@@ -55,18 +63,31 @@ class Backbone(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        tap: str = "conv_norm_out",
+        tap: str | Tap | None = "conv_norm_out",
         time_embedding: str | None = None,
         activation: str | None = None,
     ):
         super().__init__()
         self.module = module
-        self.tap = tap
+        self.output_tap = tap if isinstance(tap, Tap) else None
+        if isinstance(tap, Tap):
+            time_embedding, activation = tap.time_embedding, tap.activation
+        self.tap = tap.point if isinstance(tap, Tap) else tap
         self.time_embedding = time_embedding
         self.activation = activation
-        for name in (tap, time_embedding, activation):
+        for name in (self.tap, time_embedding, activation):
             if name is not None:
                 _submodule(module, name)
+
+    @property
+    def layer(self) -> str | None:
+        """The output layer that is tapped, by name; None if there is none."""
+        return self.tap if self.output_tap is None else self.output_tap.layer
+
+    @staticmethod
+    def of(module: nn.Module, layer: str | None = None) -> Backbone:
+        """Wrap a diffusers model, or any module with the name of its output layer; see `optcov.networks.taps`."""
+        return Backbone(module, tap_of(module, layer))
 
     @staticmethod
     def unet(module: nn.Module) -> Backbone:
@@ -78,18 +99,33 @@ class Backbone(nn.Module):
         """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
         if condition:
             self._check_names(condition)
+        elif isinstance(getattr(self.module, "class_embedding", None), nn.Module):
+            raise ValueError(
+                f"this {type(self.module).__name__} is conditional on a class, but no class is told; pass the "
+                f'condition "class_labels", a tensor with a whole number per image'
+            )
         weight = next(self.module.parameters(), x)
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
+            condition = {name: _in_precision(value, weight.dtype) for name, value in condition.items()}
+        return self.watched(lambda: call(self.module, x, time, condition), x)
+
+    def watched(self, run: Callable[[], Tensor], x: Tensor) -> BackboneOutput:
+        """What a run of the module gives, whoever calls it. x: the data it sees, (B, C, *D)."""
         with self._taps() as seen:
-            raw = self.module(x, time, **condition)
+            raw = run()
+        if self.tap is None:
+            return BackboneOutput(raw, x.new_empty(len(x), 0), None)
         if "features" not in seen:
             raise ValueError(
                 f"the module {self.tap!r} did not run in the forward pass, so its input could not be read; "
                 f"tap a module that every forward pass uses"
             )
-        output = raw if isinstance(raw, Tensor) else raw.sample
-        return BackboneOutput(output, seen["features"], seen.get("time_embedding"), self._activation(seen))
+        features = seen["features"]
+        if self.output_tap is not None:
+            features = self.output_tap.features(features, x)
+        known = BackboneOutput(raw, features, seen.get("time_embedding"), self._activation(seen))
+        return _lifted(known) if raw.dtype.itemsize < 4 or features.dtype.itemsize < 4 else known
 
     def _check_names(self, condition: Mapping[str, Tensor]) -> None:
         """Refuse a condition that the module does not take."""
@@ -97,11 +133,12 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"this {type(self.module).__name__} knows no classes; leave the condition 'class_labels' out"
             )
-        taken = inspect.signature(self.module.forward).parameters
-        unknown = [name for name in condition if name not in taken]
-        if unknown and not any(entry.kind is inspect.Parameter.VAR_KEYWORD for entry in taken.values()):
+        taken = condition_names(self.module)
+        unknown = [] if taken is None else [name for name in condition if name not in taken]
+        if unknown:
             raise ValueError(
-                f"{type(self.module).__name__} takes no condition {unknown[0]!r}; its arguments are {', '.join(taken)}"
+                f"{type(self.module).__name__} takes no condition {unknown[0]!r}; it takes "
+                f"{', '.join(taken or ()) or 'none'}"
             )
 
     @contextmanager
@@ -133,12 +170,23 @@ class Backbone(nn.Module):
 
     def _activation(self, seen: dict[str, Tensor]) -> Activation | None:
         """What heads may share, if the two modules are what heads begin with."""
-        if "activation" not in seen or self.activation is None:
+        if "activation" not in seen or self.activation is None or self.tap is None:
             return None
         norm, silu = self.module.get_submodule(self.tap), self.module.get_submodule(self.activation)
         if not isinstance(norm, nn.GroupNorm) or not isinstance(silu, nn.SiLU):
             return None
         return Activation(norm, seen["normalised"], seen["activation"])
+
+
+def _in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A condition in the precision of the weights; labels stay what they are."""
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _lifted(known: BackboneOutput) -> BackboneOutput:
+    """What a backbone in half precision gives, as float32, in which heads and variances are computed."""
+    time = None if known.time_embedding is None else known.time_embedding.float()
+    return BackboneOutput(known.output.float(), known.features.float(), time)
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from optcov.identity import digest, known_by
+from optcov.identity import condition_identity, digest, known_by
 from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
 from optcov.networks.heads import Head, head_config
 from optcov.networks.times import TimeArgument, TimeMatch
@@ -29,6 +29,7 @@ class HeadedNetwork(nn.Module):
     time_argument: (t - shift) * scale as the backbone expects it; by default 1000 n / N, or 999 t.
     parameterisation: what the backbone's output means, see optcov.prediction.
     learned_range: the output has twice the channels, noise and the v of Improved DDPM.
+    empty_condition: what stands for no condition, each (1, ...).
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class HeadedNetwork(nn.Module):
         time_argument: TimeArgument | None = None,
         parameterisation: str = "epsilon",
         learned_range: bool = False,
+        empty_condition: Mapping[str, Tensor] | None = None,
     ):
         super().__init__()
         self.backbone = backbone
@@ -49,6 +51,20 @@ class HeadedNetwork(nn.Module):
         self.parameterisation = check_kind(parameterisation)
         self.learned_range = learned_range
         self._match: TimeMatch | None = None
+        self._empty = tuple(empty_condition or ())
+        for name, value in (empty_condition or {}).items():  # buffers move with the network; a file of weights has none
+            self.register_buffer(f"empty_{name}", value, persistent=False)
+
+    @property
+    def empty_condition(self) -> dict[str, Tensor]:
+        """What stands for no condition, each (1, ...): what the backbone is told where a call has no condition."""
+        return {name: self.get_buffer(f"empty_{name}") for name in self._empty}
+
+    def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> HeadedNetwork:
+        """Use the same weights, with this in the place of no condition."""
+        other = self._sharing(self.heads, empty_condition)
+        other.schedule, other._match = self.schedule, self._match
+        return other
 
     def with_schedule(self, schedule: Schedule) -> HeadedNetwork:
         """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
@@ -85,12 +101,19 @@ class HeadedNetwork(nn.Module):
             ),
             "prediction type": self.parameterisation,
             "learned range": self.learned_range,
+            **({"empty condition": condition_identity(self.empty_condition)} if self._empty else {}),
         }
 
-    def _sharing(self, heads: nn.ModuleDict) -> HeadedNetwork:
+    def _sharing(self, heads: nn.ModuleDict, empty_condition: Mapping[str, Tensor] | None = None) -> HeadedNetwork:
         """The same backbone with these heads, at times of its own schedule."""
         other = HeadedNetwork(
-            self.backbone, self.native_schedule, None, self.time_argument, self.parameterisation, self.learned_range
+            self.backbone,
+            self.native_schedule,
+            None,
+            self.time_argument,
+            self.parameterisation,
+            self.learned_range,
+            self.empty_condition if empty_condition is None else empty_condition,
         )
         other.heads = heads
         return other.train(self.training)
@@ -109,6 +132,8 @@ class HeadedNetwork(nn.Module):
                 f"there are {len(argument)} times for {len(x_t)} data points; pass one time for each, or one"
             )
         argument = argument.to(x_t.device).expand(len(x_t))
+        if self._empty:
+            condition = self._told(condition, len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument, **condition)
         channels = x_t.shape[1] * (2 if self.learned_range else 1)
         if output.output.shape[1] != channels:
@@ -116,7 +141,23 @@ class HeadedNetwork(nn.Module):
                 f"the backbone returned {output.output.shape[1]} channels for images with {x_t.shape[1]}, expected "
                 f"{channels}; {_channel_remedy(output.output.shape[1], x_t.shape[1])}"
             )
+        if output.output.shape[2:] != x_t.shape[2:]:
+            raise ValueError(
+                f"the backbone returned {tuple(output.output.shape[2:])} pixels for images of "
+                f"{tuple(x_t.shape[2:])}; use images of the size and shape that it was made for"
+            )
         return output
+
+    def _told(self, condition: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+        """The condition, or the empty one for so many images where there is none; half of one is refused."""
+        if not condition:
+            return {name: value.expand(count, *value.shape[1:]) for name, value in self.empty_condition.items()}
+        missing = [name for name in self._empty if name not in condition]
+        if missing:
+            raise ValueError(
+                f"the condition lacks {missing[0]!r}; pass {', '.join(self._empty)}, or no condition at all"
+            )
+        return condition
 
     def arguments(self, t: Time) -> Tensor:
         """The backbone's time argument at times of `self.schedule`, float32, () or (B,)."""

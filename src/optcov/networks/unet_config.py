@@ -15,8 +15,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from optcov.networks.calls import call
+
 MAX_LAYERS = 64  # per block, and blocks per network
 MAX_CHANNELS = 2**14
+MAX_CLASSES = 2**20
+LARGEST = {
+    "layers_per_block": MAX_LAYERS,
+    "num_layers": MAX_LAYERS,
+    "num_class_embeds": MAX_CLASSES,
+}  # else MAX_CHANNELS
 PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what weights are stored as
 BUILDING_ERRORS = (  # by what diffusers' constructors and forward passes fail on settings that do not fit each other
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError, RuntimeError),
@@ -49,7 +57,7 @@ def check_settings(unet_class: Any, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in known:
             raise ValueError(f"{name[:80]!r} is a setting that {unet_class.__name__} does not know")
-        largest = MAX_LAYERS if name == "layers_per_block" else MAX_CHANNELS
+        largest = LARGEST.get(name, MAX_CHANNELS)
         values = value if isinstance(value, list | tuple) else [value]
         if len(values) > MAX_LAYERS or not all(_is_small(part, largest) for part in values):
             raise ValueError(f"{name} = {str(value)[:80]} is larger than any network here")
@@ -58,11 +66,15 @@ def check_settings(unet_class: Any, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} = {str(value)[:80]!r} is of the wrong type; it must be {wanted}")
 
 
-def check_computes(unet: nn.Module, image_shape: Sequence[int]) -> None:
-    """Raise a ValueError if a U-Net without memory (on "meta") cannot compute an image (C, H, W); costs no memory."""
+def check_computes(unet: nn.Module, image_shape: Sequence[int], condition: Mapping[str, Tensor] | None = None) -> None:
+    """Raise a ValueError if a U-Net without memory (on "meta") cannot compute an image (C, H, W); costs no memory.
+
+    condition: what it takes besides, each (1, ...).
+    """
+    told = {name: value.to("meta") for name, value in (condition or {}).items()}
     try:
         with torch.device("meta"), torch.no_grad():
-            output = unet(torch.empty(1, *image_shape), torch.empty(1)).sample
+            output = call(unet, torch.empty(1, *image_shape), torch.empty(1), told)
         if output.shape[2:] != tuple(image_shape[1:]):
             raise ValueError(f"its output is {tuple(output.shape[2:])}")
     except BUILDING_ERRORS as error:
@@ -85,7 +97,8 @@ def _known(unet_class: Any) -> dict[str, tuple[Any, ...]]:
     hints = get_type_hints(constructor)
     names = [name for name in inspect.signature(constructor).parameters if name != "self"]
     unions = (Union, UnionType)
-    return {name: get_args(hints[name]) if get_origin(hints[name]) in unions else (hints[name],) for name in names}
+    kinds = {name: hints.get(name, bool) for name in names}  # what diffusers leaves undeclared are switches
+    return {name: get_args(kind) if get_origin(kind) in unions else (kind,) for name, kind in kinds.items()}
 
 
 def _is_small(value: Any, largest: int) -> bool:
@@ -100,4 +113,6 @@ def _fits(value: Any, kind: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value)
     if kind is int and type(value) is float:
         return value.is_integer()
+    if kind is bool and value is None:  # published configs have null for a switch that is off
+        return True
     return type(value) is kind

@@ -256,7 +256,7 @@ class Schedule(ABC):
 
     @staticmethod
     def from_betas(betas: Sequence[float] | np.ndarray[Any, Any] | Tensor) -> DiscreteSchedule:
-        """Any variance-preserving schedule by its betas at times 1..N, each in (0, 1)."""
+        """Any variance-preserving schedule by its betas at times 1..N, each in (0, 1); the last may be 1."""
         from optcov.schedule.discrete import DiscreteSchedule
 
         try:
@@ -266,11 +266,12 @@ class Schedule(ABC):
         return DiscreteSchedule(values)
 
     @staticmethod
-    def from_diffusers(scheduler: Any) -> DiscreteSchedule:
+    def from_diffusers(scheduler: Any) -> Schedule:
         """The schedule of a diffusers scheduler, recomputed in float64 from its config.
 
         diffusers counts times 0..N-1, so its t is our t - 1. Schedules other than linear, scaled_linear and
-        squaredcos_cap_v2 are taken from the scheduler's own float32 betas.
+        squaredcos_cap_v2 are taken from the scheduler's own float32 betas. Schedulers of flow matching give
+        Schedule.flow(), those of EDM Schedule.edm().
         """
         from optcov.schedule.from_diffusers import from_diffusers
 

@@ -24,6 +24,7 @@ class DiscreteSchedule(Schedule):
         if betas.ndim != 1 or len(betas) == 0:
             raise ValueError(f"betas must be a non-empty one-dimensional sequence, got shape {tuple(betas.shape)}")
         outside = ~((betas > 0) & (betas < 1))
+        outside[-1] &= betas[-1] != 1  # a last beta of 1 leaves no signal: zero terminal SNR
         if bool(outside.any()):
             n = int(outside.nonzero()[0])
             raise ValueError(
@@ -37,7 +38,7 @@ class DiscreteSchedule(Schedule):
         zero = torch.zeros(1, dtype=torch.float64)
         self._log_alpha_bar = torch.cat([zero, torch.log1p(-self._betas).cumsum(0)])
         self._log_beta_bar = torch.log(-torch.expm1(self._log_alpha_bar))
-        check_signal_left(float(self._log_alpha_bar[-1]), "betas")
+        check_signal_left(float(self._log_alpha_bar[-2 if betas[-1] == 1 else -1]), "betas")
         flat = self._log_alpha_bar.exp().diff() >= 0
         if bool(flat.any()):
             n = int(flat.nonzero()[0])

@@ -63,7 +63,9 @@ def command(
     quick: bool = typer.Option(False, "--quick", help="Minutes on two cores."),
     full: bool = typer.Option(False, "--full", help="As many images and steps as in the paper."),
     schedules: str = typer.Option("", help="linear, cosine, vp_sde or own, by commas; default by bundle and size."),
-    features: str = typer.Option("", help="Feature extractor: fashion, lite0 or inception:FILE; default by shape."),
+    features: str = typer.Option(
+        "", help="Feature extractor: fashion, lite0, inception, inception:FILE; default by shape."
+    ),
     reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
     method: list[str] = typer.Option([], help="fid, peers, bpd: only this row, such as SN-DDIM; may be repeated."),

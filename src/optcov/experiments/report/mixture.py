@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from optcov.canvas import new_figure, save
+from optcov.covariances import BySpectrum, Example, Spectrum, find_covariance
+from optcov.forward import ForwardProcess
+from optcov.gaussian import PLAIN
 from optcov.methods import METHODS, draw
 from optcov.oracle import GaussianMixture
+from optcov.prediction import Prediction
 from optcov.schedule import Schedule, Time
 
 DATA = GaussianMixture(
@@ -53,7 +57,9 @@ def run_mixture(steps: int, count: int = 2000, seed: int = 0) -> Iterator[Mixtur
         network, process = DATA.network(schedule), None
         if method.covariance is not None:
             numbers = partial(mean_square_noise, schedule)
-            process = method.reverse_process(network, schedule, None, mean_square_noise=numbers)
+            spectrum = Spectrum(partial(residual_powers, schedule, method.covariance))
+            options: dict[str, Any] = {"mean_square_noise": numbers, "spectrum": spectrum}
+            process = method.reverse_process(network, schedule, None, **options)
         drawn = draw(
             method,
             network,
@@ -74,10 +80,26 @@ def run_mixture(steps: int, count: int = 2000, seed: int = 0) -> Iterator[Mixtur
 
 def mean_square_noise(schedule: Schedule, t: Time) -> Tensor:
     """Gamma_t = E mean(E[eps | x_t]^2), by 4,000 draws of x_t."""
+    _, _, x_t = _noisy(schedule, t)
+    return DATA.noise_moments(x_t, schedule, t).mean.square().mean()
+
+
+def residual_powers(schedule: Schedule, covariance: str, t: Time) -> Tensor:
+    """The spectrum that a covariance needs, (2,), by the same draws."""
+    kind = find_covariance(covariance)
+    assert issubclass(kind, BySpectrum)
+    x_0, noise, x_t = _noisy(schedule, t)
+    prediction = Prediction.of(DATA.network(schedule)(x_t, t), x_t, t, *schedule.levels(t))
+    times = torch.full((len(x_0),), float(t), dtype=torch.float64)
+    residual = kind.normalised(Example(prediction, x_0, noise, times, ForwardProcess(schedule)))
+    return PLAIN.transform(residual).square().mean(0)
+
+
+def _noisy(schedule: Schedule, t: Time) -> tuple[Tensor, Tensor, Tensor]:
+    """Data, noise and x_t, (4000, 2) each."""
     x_0 = DATA.sample(4000, seed=11)
     noise = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(12), dtype=x_0.dtype)
-    x_t = schedule.alpha_bar(t).sqrt() * x_0 + schedule.beta_bar(t).sqrt() * noise
-    return DATA.noise_moments(x_t, schedule, t).mean.square().mean()
+    return x_0, noise, schedule.alpha_bar(t).sqrt() * x_0 + schedule.beta_bar(t).sqrt() * noise
 
 
 def sliced_wasserstein(a: Tensor, b: Tensor, directions: int = 64) -> float:

@@ -13,8 +13,9 @@ from torch import Tensor
 from optcov.bundle import Bundle, Sampler
 from optcov.data import ImageSet, to_8bit
 from optcov.experiments.tables.cells import Result
-from optcov.metrics import Extractor, measure_frechet
+from optcov.metrics import Extractor, measure_frechet, measure_kernel
 from optcov.metrics.frechet import Features
+from optcov.metrics.kernel import KernelSide
 from optcov.storage import StorageError, read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -25,11 +26,15 @@ def compute_distance(
     bundle: Bundle,
     extractor: Extractor,
     reference: Features,
+    kernel: KernelSide | None,
     settings: Mapping[str, Any],
     scratch: Path,
     batch_size: int,
 ) -> Generator[float, None, Result]:
-    """Draw images, keep their features, and measure how far they are from the reference."""
+    """Draw images, keep their features, and measure how far they are from the reference.
+
+    kernel: the reference of the kernel distance, which is measured too; None to leave it out.
+    """
     wanted, path, sampler = int(settings["samples"]), scratch.with_suffix(".safetensors"), _sampler(bundle, settings)
     parts = _parts(path)
     done, saved = sum(len(part) for part in parts["evaluations"]), time.monotonic()
@@ -43,13 +48,16 @@ def compute_distance(
             write_tensors(path, {name: torch.cat(tensors) for name, tensors in parts.items()})
             saved = time.monotonic()
         yield done / wanted
-    distance = measure_frechet(torch.cat(parts["features"]), reference, mix=False)  # each row has noise of its own
+    features = torch.cat(parts["features"])
+    distance = measure_frechet(features, reference, mix=False)  # each row has noise of its own
+    near = None if kernel is None else measure_kernel(features, kernel, mix=False)
     return {
         "name": extractor.distance,
         "value": distance.value,
         "standard_error": distance.standard_error,
         "limit": distance.limit,
         "replicates": [list(part) for part in distance.replicates],
+        **({} if near is None else {"kernel": {"value": near.value, "standard_error": near.standard_error}}),
         "samples": wanted,
         "evaluations": float(torch.cat(parts["evaluations"]).mean()),
     }

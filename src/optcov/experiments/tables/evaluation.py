@@ -25,7 +25,9 @@ from optcov.experiments.tables.sizes import TableSize
 from optcov.experiments.timing import device_name
 from optcov.methods import METHODS, PEER_METHODS, find_method, unknown_method
 from optcov.metrics import Extractor
+from optcov.metrics.extractors import FID
 from optcov.metrics.frechet import Features
+from optcov.metrics.kernel import KernelSide, rows_of
 from optcov.metrics.sources import check_draws_images
 from optcov.schedule import Schedule
 
@@ -223,6 +225,7 @@ class Evaluation:
                 self.bundle_on(cell.settings["schedule_name"]),
                 self.extractor,
                 self.reference_features,
+                self.reference_kernel,
                 cell.settings,
                 scratch,
                 self.batch_size,
@@ -243,6 +246,12 @@ class Evaluation:
     def reference_features(self) -> Features:
         """What samples are compared with, by the extractor."""
         return self.reference.features(self.extractor)
+
+    @cached_property
+    def reference_kernel(self) -> KernelSide | None:
+        """What samples of FID are compared with for KID; None for other features, or statistics without any."""
+        rows = rows_of(self.reference_features) if self.extractor.distance.startswith(FID) else None
+        return None if rows is None else KernelSide.of(rows)
 
 
 def model_identity(bundle: Bundle) -> str:

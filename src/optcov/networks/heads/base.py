@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from optcov.networks.activation import Activation, activated
+from optcov.networks.form import Form
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
@@ -57,6 +59,8 @@ class Head(nn.Module, ABC):
         activation: Activation | None = None,
     ) -> Tensor:
         """Estimate per pixel, (B, out_channels, *D); log_snr (B,) and predicted (B, *D) serve the heads that ask."""
+        if next(self.parameters()).dtype.itemsize < 4:  # weights that were read from a file in half precision
+            self.float()
         raw = self.mix(self.last(self.inputs(features, time_embedding, activation)), log_snr)
         if self.transform == "linear":
             return raw
@@ -64,7 +68,15 @@ class Head(nn.Module, ABC):
 
     def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
         """The last layer's values to one per pixel and channel."""
-        return values
+        return self.to_pixels(values)
+
+    def to_pixels(self, channels: Tensor) -> Tensor:
+        """What one position of the last layer gives, to the pixels of its patch."""
+        return channels
+
+    def to_channels(self, pixels: Tensor) -> Tensor:
+        """The inverse of `to_pixels`: images as the last layer would give them."""
+        return pixels
 
     def log_base(self, log_snr: Tensor | None, predicted: Tensor | None) -> Tensor | float:
         """What an exponential output is relative to, as a logarithm, broadcastable to (B, out_channels, *D)."""
@@ -78,16 +90,32 @@ class Head(nn.Module, ABC):
         """Derivative of `squash`."""
         return torch.ones_like(raw)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Head:
+        """Move the head as torch moves modules, but never to half precision: variances are computed in float32."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            halved = moved.is_floating_point() and moved.dtype.itemsize < 4 <= tensor.dtype.itemsize
+            return tensor.to(moved.device) if halved else moved
+
+        parent: Any = super()  # torch declares no types for it
+        parent._apply(move, recurse)
+        return self
+
     def _start_at_zero(self) -> None:
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
 
 
 class ConvolutionalHead(Head):
-    """A head that ends with normalisation, SiLU and a 3x3 convolution to few channels."""
+    """A head that ends with normalisation, SiLU and a convolution to few channels, 3x3 unless its form is another.
 
-    norm: nn.GroupNorm
+    Without a normalisation the convolution reads the features themselves.
+    """
+
+    norm: nn.GroupNorm | None
     conv: ThinConv2d
+    form: Form = Form()
 
     @property
     def last(self) -> nn.Module:
@@ -98,7 +126,23 @@ class ConvolutionalHead(Head):
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
         """What the last layer sees."""
-        return activated(self.norm, features, activation)
+        return features if self.norm is None else activated(self.norm, features, activation)
+
+    def to_pixels(self, channels: Tensor) -> Tensor:
+        """(B, p^2 C, h, w) -> (B, C, h p, w p)."""
+        return self.form.pixels(channels)
+
+    def to_channels(self, pixels: Tensor) -> Tensor:
+        """(B, C, h p, w p) -> (B, p^2 C, h, w)."""
+        return self.form.channels(pixels)
+
+    def _last_layer(self, in_channels: int, out_channels: int) -> ThinConv2d:
+        return ThinConv2d(in_channels, out_channels * self.form.patch**2, self.form.kernel)
+
+
+def optional_norm(groups: int | None, channels: int, eps: float) -> nn.GroupNorm | None:
+    """The normalisation of feature channels; None without groups."""
+    return None if groups is None else group_norm(groups, channels, eps)
 
 
 def group_norm(groups: int, channels: int, eps: float) -> nn.GroupNorm:

@@ -23,6 +23,7 @@ class ResidualHead(ConvolutionalHead):
 
     kind = "residual"
     needs_time = True
+    norm: nn.GroupNorm
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optcov.networks.heads.base import ConvolutionalHead, group_norm
-from optcov.networks.thin import ThinConv2d
+from optcov.networks.form import Form
+from optcov.networks.heads.base import ConvolutionalHead, optional_norm
 
 
 @final
@@ -25,6 +25,9 @@ class TimedHead(ConvolutionalHead):
     times a gain(level) that makes the mean of g that of the target. The estimate stays below `ceiling` times the
     base, exp(c): an exponential of linear features has far too heavy a tail else. Between its knots, everything that
     depends on the level is linear in it. Fitted by `optcov.fitting.closed_form`.
+
+    groups=None leaves normalisation and SiLU out. kernel, patch, order: the form of the convolution, such as that of a
+    linear layer on tokens; see optcov.networks.form.
     """
 
     kind = "timed"
@@ -33,14 +36,18 @@ class TimedHead(ConvolutionalHead):
         self,
         in_channels: int,
         out_channels: int,
-        groups: int = 32,
+        groups: int | None = 32,
         eps: float = 1e-5,
         base: str = "scale",
         ceiling: float = 5.0,
         knots: Sequence[float] = (-6.0, 0.0, 6.0),
         scale_knots: int = 64,
+        kernel: int = 3,
+        patch: int = 1,
+        order: str = "pqc",
     ):
         super().__init__("exp")
+        self.form = Form(kernel, patch, order)
         if base not in ("scale", "noise"):
             raise ValueError(f'unknown base {base!r} of a head; choose "scale" or "noise"')
         if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or scale_knots < 2 or ceiling <= 1:
@@ -56,12 +63,13 @@ class TimedHead(ConvolutionalHead):
             "ceiling": ceiling,
             "knots": list(knots),
             "scale_knots": scale_knots,
+            **self.form.config(),
         }
         self.base, self.log_ceiling, self.needs_prediction = base, math.log(ceiling), base == "noise"
         self.knots = tuple(float(knot) for knot in knots)
         self.parts = len(knots)
-        self.norm = group_norm(groups, in_channels, eps)
-        self.conv = ThinConv2d(in_channels, len(knots) * out_channels)
+        self.norm = optional_norm(groups, in_channels, eps)
+        self.conv = self._last_layer(in_channels, len(knots) * out_channels)
         self.scale_levels: Tensor
         self.log_scale: Tensor
         self.log_gain: Tensor
@@ -73,7 +81,8 @@ class TimedHead(ConvolutionalHead):
     def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
         """Weigh the parts of the convolution by the level's hat functions."""
         hats = self.hats(_required(log_snr, "log_snr")).to(values)
-        return torch.einsum("bk,bkchw->bchw", hats, values.reshape(len(values), self.parts, -1, *values.shape[2:]))
+        parts = values.reshape(len(values), self.parts, -1, *values.shape[2:])
+        return self.form.pixels(torch.einsum("bk,bkchw->bchw", hats, parts))
 
     def hats(self, log_snr: Tensor) -> Tensor:
         """Weights of the knots, (B, parts), that sum to one."""

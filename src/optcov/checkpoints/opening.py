@@ -1,0 +1,255 @@
+"""A model in memory, of any kind that is taken: a pipeline, a network with its schedule, a denoiser D(x, sigma)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from optcov.checkpoints.diffusers_models import PREDICTIONS, imported_unet, quietly, read_config
+from optcov.checkpoints.errors import CheckpointError, naming
+from optcov.checkpoints.families import FAMILIES, MODELS, Condition, Family, family_of
+from optcov.checkpoints.models import ImportedModel
+from optcov.networks import TimeArgument
+from optcov.networks.classes import LABELS, class_entries
+from optcov.prediction import check_kind
+from optcov.schedule import Schedule
+
+DECODERS = ("AutoencoderKL", "VQModel")
+CAPTIONS_AT_ONCE = 16
+EDM_SIGMAS = (0.002, 80.0)  # of the authors' sampler; their networks take any
+
+
+@final
+@dataclass(frozen=True)
+class Words:
+    """Captions as a network takes them, by the text encoders of its pipeline."""
+
+    pipeline: Any
+    family: Family
+
+    def encode(
+        self, captions: Sequence[str], size: tuple[int, int], note: Callable[[int], None] = lambda n: None
+    ) -> Condition:
+        """The condition of captions for images of this height and width, each (n, ...), on the CPU."""
+        assert self.family.encode is not None
+        parts = []
+        for first in range(0, len(captions), CAPTIONS_AT_ONCE):
+            some = list(captions[first : first + CAPTIONS_AT_ONCE])
+            with torch.no_grad(), quietly():
+                found = self.family.encode(self.pipeline, some, size)
+            parts.append({name: value.cpu() for name, value in found.items()})
+            note(len(some))
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def empty(self, size: tuple[int, int]) -> Condition:
+        """What stands for no caption, each (1, ...); nothing for models that were not trained for guidance."""
+        if self.family.encode_empty is None:
+            return {}
+        with torch.no_grad(), quietly():
+            found = self.family.encode_empty(self.pipeline, [""], size)
+        return {name: value.cpu() for name, value in found.items()}
+
+
+def import_pipeline(pipeline: Any) -> ImportedModel:
+    """Take a pipeline of diffusers as it is in memory; its networks are shared, not copied."""
+    name = type(pipeline).__name__
+    parts = {part: value for part, value in pipeline.components.items() if value is not None}
+    family = family_of(name, parts)
+    network, scheduler = parts[family.network], parts["scheduler"]
+    if type(network).__name__ not in (family.model, "PaperUNet"):
+        raise CheckpointError(f"{name}: its {family.network} is a {type(network).__name__}, not a {family.model}")
+    schedule, kind = schedule_of(scheduler)
+    if family.decoder is None:
+        return imported_unet(network, schedule, kind, name)
+    decoder = parts[family.decoder]
+    if type(decoder).__name__ not in DECODERS:
+        raise CheckpointError(
+            f"{name}: its {family.decoder} is a {type(decoder).__name__}, not {' or '.join(DECODERS)}"
+        )
+    channels = int(decoder.config["latent_channels"])
+    taken = _channels(network)
+    if taken != channels:
+        raise CheckpointError(
+            f"{name}: its {family.network} takes {taken} channels, but its {family.decoder} makes {channels}; models "
+            f"that are told an image besides (inpainting) are not taken"
+        )
+    side = network.config.get("sample_size")
+    sides = None if side is None else (side, side) if isinstance(side, int) else tuple(side)
+    return ImportedModel(
+        unet=network.eval(),
+        schedule=schedule,
+        time_argument=_time_argument(schedule, family.time_scale),
+        image_shape=None if sides is None else (channels, *sides),
+        source=name,
+        learned_range=_outputs(network) == 2 * channels,
+        parameterisation=kind,
+        data_range=None,
+        decoder=decoder.eval(),
+        words=None if family.encode is None else Words(pipeline, family),
+        empty_condition=_empty_class(network) if family.labels else {},
+        any_size=family.any_size,
+    )
+
+
+def load_pipeline(path: Path) -> Any | None:
+    """The pipeline of a directory, if it is one whose images are latents; None if it is another kind of model.
+
+    Its class must be one of those that are known. Weights stay in the precision of their files.
+    """
+    index = path / "model_index.json"
+    if not index.is_file():
+        return None
+    with naming(path):
+        content = read_config(index)
+        kind = content.get("_class_name") if isinstance(content, dict) else None
+        if not isinstance(kind, str) or (kind in FAMILIES and FAMILIES[kind].decoder is None):
+            return None
+        parts = {name: part for name, part in content.items() if isinstance(part, list) and all(part)}
+        family = family_of(kind, parts)
+        import diffusers
+
+        try:
+            with quietly(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # newer releases call the precision by another name
+                pipeline = getattr(diffusers, kind).from_pretrained(
+                    path, local_files_only=True, torch_dtype=_precision(path / family.network)
+                )
+        # diffusers and transformers raise whatever their many layers raise on a damaged file
+        except Exception as error:
+            reason = " ".join(str(error).split())[:500]
+            raise CheckpointError(f"diffusers cannot load it ({type(error).__name__}: {reason})") from error
+        for part in (family.network, family.decoder):
+            module = getattr(pipeline, part or "")
+            bad = [name for name, weight in module.state_dict().items() if not bool(weight.isfinite().all())]
+            if bad:
+                raise CheckpointError(f"{part}: {bad[0]} holds NaN or infinite numbers; the file is damaged")
+        return pipeline
+
+
+def import_network(
+    network: Any, schedule: Any, kind: str | None = None, layer: str | None = None, source: str | None = None
+) -> ImportedModel:
+    """A network with its schedule, or with a scheduler of diffusers that tells it.
+
+    kind: what it predicts; by default what the scheduler says, or noise. layer: the output layer of a module of your
+    own. Networks of diffusers are told times as diffusers tells them, others the schedule's own.
+    """
+    name: str = source or getattr(network, "__name__", None) or type(network).__name__
+    if not isinstance(schedule, Schedule):
+        schedule, found = schedule_of(schedule)
+        kind = kind or found
+    kind = check_kind(kind or "epsilon")
+    if type(network).__name__ in ("UNet2DModel", "PaperUNet"):
+        return imported_unet(network, schedule, kind, name)
+    known = type(network).__name__ in MODELS
+    if not known and not callable(network):
+        raise CheckpointError(f"{name} cannot be called as network(x, time); give a torch module or a function")
+    if known:
+        side = network.config.get("sample_size")
+        scale = 1.0 if type(network).__name__ == "FluxTransformer2DModel" else None
+        argument = _time_argument(schedule, scale)
+        shape = (_channels(network), side, side) if isinstance(side, int) else None
+        learned = _outputs(network) == 2 * _channels(network)
+    else:
+        argument, shape, learned = TimeArgument(1.0), None, False
+    return ImportedModel(
+        unet=network.eval() if isinstance(network, nn.Module) else Function(network),
+        schedule=schedule,
+        time_argument=argument,
+        image_shape=shape,
+        source=name,
+        learned_range=learned,
+        parameterisation=kind,
+        layer=layer,
+        any_size=True,
+        empty_condition=_empty_class(network) if known else {},
+    )
+
+
+def import_denoiser(denoiser: Any, layer: str | None = None) -> ImportedModel:
+    """An EDM or k-diffusion denoiser D(x, sigma), which returns the clean image and knows its sigma_data."""
+    low, high = (
+        float(getattr(denoiser, name, end) or end)
+        for name, end in zip(("sigma_min", "sigma_max"), EDM_SIGMAS, strict=True)
+    )
+    low, high = (EDM_SIGMAS[0] if low <= 0 else low), (EDM_SIGMAS[1] if not math.isfinite(high) else high)
+    return import_network(denoiser, Schedule.edm(low, high), "sample", layer)
+
+
+@final
+class Function(nn.Module):
+    """A plain function as a module without weights; heads have nothing to read in it."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> Any:
+        """Call it."""
+        return self.function(x, time, **condition)
+
+
+def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
+    """The schedule of a scheduler of diffusers, and what its network predicts."""
+    from optcov.schedule.from_diffusers import is_flow
+
+    if not isinstance(getattr(scheduler, "config", None), Mapping):
+        raise CheckpointError(
+            f"{str(scheduler)[:80]!r} is no schedule; give one such as Schedule.linear(), or a scheduler of diffusers"
+        )
+    config = scheduler.config
+    if "sigma_data" in config:
+        raise CheckpointError(
+            f"{type(scheduler).__name__} scales the network's input and output itself; give the denoiser D(x, sigma) "
+            f"that they make together, as (denoiser, Schedule.edm(), 'sample')"
+        )
+    try:
+        schedule = Schedule.from_diffusers(scheduler)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
+    if kind not in PREDICTIONS:
+        raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")
+    return schedule, kind
+
+
+def _time_argument(schedule: Schedule, scale: float | None) -> TimeArgument:
+    """As diffusers tells a time: discrete ones count from 0, real ones go to 1,000 unless a network wants another."""
+    if schedule.discrete:
+        return TimeArgument(1.0, 1.0)
+    return TimeArgument(schedule.argument_scale if scale is None else scale)
+
+
+def _channels(network: Any) -> int:
+    channels = int(network.config["in_channels"])
+    return channels // 4 if type(network).__name__ == "FluxTransformer2DModel" else channels
+
+
+def _outputs(network: Any) -> int:
+    channels = int(network.config.get("out_channels") or network.config["in_channels"])
+    return channels // 4 if type(network).__name__ == "FluxTransformer2DModel" else channels
+
+
+def _empty_class(network: Any) -> dict[str, Tensor]:
+    """The last class of a DiT stands for none, as its authors trained it."""
+    entries = class_entries(network) if type(network).__name__ == "DiTTransformer2DModel" else None
+    return {} if entries is None else {LABELS: torch.tensor([entries - 1])}
+
+
+def _precision(folder: Path) -> torch.dtype:
+    """The type of the weights in a folder's files; float32 where they do not tell."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # it is no mapping
+                found: torch.dtype = tensors.get_tensor(name).dtype
+                return found
+    return torch.float32

@@ -1,0 +1,108 @@
+"""Covariances that correlate pixels by frequencies of an orthonormal cosine basis B (optcov.gaussian.basis).
+
+    spectral         k B^T diag(p_t) B,   p_t = E (B r)^2                 no head: one number per time and frequency
+    npr_correlated   D^1/2 C_t D^1/2,     D = diag(k g) of NPR
+    sn_correlated    D^1/2 C_t D^1/2,     D = diag(k (h - eps_hat^2)) of SN
+
+r is the residual of the network's prediction in velocity units, so that p_t is finite where no signal is left, and
+k = beta_bar / (alpha_bar + beta_bar). C_t is the correlation with the spectrum c_t = E (B r / sqrt(g))^2, of mean 1.
+
+The spectral step lam2 I + gamma^2 v is exact. That of the correlated ones is the fast form of `gaussian.Correlated`.
+Its variances of single pixels are those of NPR and SN. Draws and scores are of one and the same Gaussian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from optcov.covariances.base import Covariance, Example, Row
+from optcov.covariances.residual import Residual
+from optcov.covariances.spectrum import Spectrum
+from optcov.covariances.squared_noise import SquaredNoise
+from optcov.gaussian import Correlated, CovarianceShape, Diagonal, Spectral
+from optcov.prediction import Prediction
+
+LEAST_SHARE = 1e-3  # of an image's mean variance: what a smaller one counts as when residuals are divided by it
+
+
+class BySpectrum(Covariance):
+    """What needs a spectrum; it is measured of `normalised` residuals."""
+
+    structure = "correlated"
+    spectrum: ClassVar[str]
+
+    def __init__(self, spectrum: Any):
+        self.powers = Spectrum.of(spectrum)
+
+    @classmethod
+    def normalised(cls, example: Example) -> Tensor:
+        """The residuals whose powers per frequency the spectrum is, (B, *D)."""
+        raise NotImplementedError
+
+
+@final
+class SpectralResidual(BySpectrum):
+    """v = k B^T diag(E (B r)^2) B: the residual's covariance, if it is the same for all images and places."""
+
+    name = "spectral"
+    spectrum = "residual"
+    rows = (Row("Spectral-DDPM", 1.0, noise_cap=1.0), Row("Spectral-DDIM", 0.0, noise_cap=1.0))
+
+    def second_moment(self, prediction: Prediction) -> CovarianceShape:
+        power = self.powers.power(prediction.t, prediction.x_t)
+        zero = torch.zeros((), dtype=torch.float64)
+        return Spectral(power, self.powers.basis).affine(prediction.factor("velocity"), zero)
+
+    @classmethod
+    def normalised(cls, example: Example) -> Tensor:
+        return example.residual("velocity")
+
+
+class _CorrelatedHead(BySpectrum):
+    """The variances of a head, with correlations between the pixels."""
+
+    base: ClassVar[type[Residual] | type[SquaredNoise]]
+
+    def second_moment(self, prediction: Prediction) -> CovarianceShape:
+        variance = self.base().second_moment(prediction)
+        assert isinstance(variance, Diagonal)
+        power = self.powers.power(prediction.t, prediction.x_t)
+        return Correlated(variance.variance, power, self.powers.basis)
+
+    @classmethod
+    def normalised(cls, example: Example) -> Tensor:
+        """Residuals over the standard deviations that the head gives them."""
+        prediction = example.prediction
+        variance = cls.base().second_moment(prediction)
+        assert isinstance(variance, Diagonal)
+        factor = prediction.factor("velocity").to(example.x_0)
+        v = variance.variance / (factor.reshape(-1, *[1] * (example.x_0.ndim - 1)) if factor.ndim else factor)
+        mean = v.flatten(1).mean(1).clamp(min=torch.finfo(v.dtype).tiny).reshape(-1, *[1] * (v.ndim - 1))
+        return example.residual("velocity") / torch.maximum(v, LEAST_SHARE * mean).sqrt()
+
+
+@final
+class CorrelatedResidual(_CorrelatedHead):
+    """NPR with correlations."""
+
+    name = "npr_correlated"
+    head = "npr"
+    spectrum = "npr"
+    unit = "velocity"
+    base = Residual
+    rows = (Row("CNPR-DDPM", 1.0, noise_cap=1.0), Row("CNPR-DDIM", 0.0, noise_cap=1.0))
+
+
+@final
+class CorrelatedSquaredNoise(_CorrelatedHead):
+    """SN with correlations."""
+
+    name = "sn_correlated"
+    head = "sn"
+    spectrum = "sn"
+    unit = "velocity"
+    base = SquaredNoise
+    rows = (Row("CSN-DDPM", 1.0, noise_cap=1.0), Row("CSN-DDIM", 0.0, noise_cap=1.0))

@@ -1,0 +1,204 @@
+"""Data for models that are not of plain images: pictures become latents, captions become conditions, each once.
+
+What is encoded is kept in a cache directory, in parts, so that a run that was stopped goes on. A part is known by the
+weights of the encoder, the images and their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optcov import storage
+from optcov.bundle import Bundle
+from optcov.bundle.latents import Codec
+from optcov.bundle.loading import bundle_of
+from optcov.checkpoints import ImportedModel
+from optcov.data import ImageSet
+from optcov.data.modes import with_channels
+from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets
+from optcov.fitting.batches import Conditioned
+from optcov.fitting.conditions import Part, open_parts
+from optcov.fitting.config import TrainingError
+from optcov.identity import digest, digest_tensors
+from optcov.networks import fingerprint
+from optcov.progress import track
+
+LATENTS = "latents"  # the cache, in a directory of work
+SLACK = 1e-3
+PART = 64  # images that are encoded and kept together
+
+
+def foreign_parts(
+    model: ImportedModel,
+    data: Any,
+    condition: Mapping[str, Tensor] | None,
+    held_out: bool,
+    wanted: tuple[int, int],
+    cache: Path | None = None,
+    progress: bool = True,
+) -> tuple[Bundle, Part, Part | None]:
+    """The bundle that a model makes with this data, and the train and test parts of the data as its network takes it.
+
+    wanted: how many data points of each part are used at most; no more are encoded.
+    """
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
+        if condition is not None:
+            raise TrainingError("the data comes with a condition, and condition= is given, too; leave one of them out")
+        data, condition = data
+    if condition is not None:  # which belongs to data in memory, and is split with it
+        values = _encoded(model, as_set(data) if not isinstance(data, str | Path) else data, cache, progress)
+        size = _picture_size(model, values) if _fits(model, condition, values) else None
+        bundle = _bundle(model, values, size)
+        return bundle, *open_parts(values, condition, held_out, bundle.image_shape, bundle.data_range, bundle.name)
+    parts = [
+        None if part is None else _some(part, most) for part, most in zip(as_sets(data, held_out), wanted, strict=True)
+    ]
+    for part in parts:  # before anything is encoded
+        if part is not None and model.words is not None:
+            _require_captions(model, part)
+    encoded = [None if part is None else _encoded(model, part, cache, progress) for part in parts]
+    first = encoded[0]
+    assert first is not None
+    size = _picture_size(model, first)
+    bundle = _bundle(model, first, size)
+    told = [None if part is None else _told(model, part, size, cache, progress) for part in encoded]
+    for part in encoded:
+        if part is not None and part.shape != bundle.image_shape:
+            raise TrainingError(f"{part.name} has data of shape {part.shape}, but that of training {first.shape}")
+    assert told[0] is not None
+    return bundle, told[0], told[1]
+
+
+def _fits(model: ImportedModel, condition: Mapping[str, Tensor], part: DataSet) -> bool:
+    """Whether what stands for no caption is of the form of a given condition, so that some of it can be left out."""
+    if model.words is None:
+        return False
+    empty = model.words.empty(_picture_size(model, part))
+    shapes = {name: value.shape[1:] for name, value in empty.items()}
+    return bool(shapes) and all(shapes.get(name) == value.shape[1:] for name, value in condition.items())
+
+
+def _bundle(model: ImportedModel, part: DataSet, size: tuple[int, int] | None) -> Bundle:
+    """The model as a bundle for data like this."""
+    shape = part.shape
+    known = model.image_shape
+    if known is not None and tuple(shape) != tuple(known) and not (model.any_size and shape[0] == known[0]):
+        what = "latents" if model.decoder is not None else "data"
+        raise TrainingError(
+            f"{model.source} takes {what} of shape {tuple(known)}, but the data has {tuple(shape)}; use {what} like "
+            f"those that it was trained on"
+        )
+    if model.decoder is not None and shape[0] != Codec(model.decoder).channels:
+        raise TrainingError(
+            f"{model.source} takes latents of {Codec(model.decoder).channels} channels, but the data has {shape[0]}; "
+            f"give 8-bit images, which are encoded, or latents of its own decoder"
+        )
+    if model.decoder is None and isinstance(part, TensorSet) and float(part.values.abs().max()) > 1 + SLACK:
+        model = replace(model, data_range=None)  # no images: nothing tells where such data ends
+    if model.words is not None and size is not None:
+        model = replace(model, empty_condition=model.words.empty(size))
+    return bundle_of(replace(model, image_shape=tuple(shape)))
+
+
+def _some(part: DataSet, most: int) -> DataSet:
+    """As many data points as are used, in an order that stands for all."""
+    if len(part) <= most or most < 1:
+        return part
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:most]
+    return part.select(order.sort().values)
+
+
+def _encoded(model: ImportedModel, part: Any, cache: Path | None, progress: bool) -> DataSet:
+    """Images as the network takes them: latents, if it is a network of those. Tensors are taken to be that."""
+    if isinstance(part, str | Path):
+        raise TrainingError("a condition has one entry per data point; give data in memory with it, not a path")
+    if model.decoder is None or isinstance(part, TensorSet):
+        return part if not isinstance(part, ImageSet) or model.image_shape is None else _coloured(part, model)
+    codec = Codec(model.decoder)
+    images = with_channels(part, codec.colours)
+    factor = 2 ** (len(model.decoder.config["block_out_channels"]) - 1)
+    if images.shape[0] != codec.colours or images.shape[1] % factor or images.shape[2] % factor:
+        raise TrainingError(
+            f"{images.name} has images of shape {images.shape}, but the decoder of {model.source} takes "
+            f"{codec.colours} channels and sides that {factor} divides; scale or crop them"
+        )
+    identity = [fingerprint(model.decoder), codec.scale, codec.shift, images.checksum, "mode"]
+    starts = range(0, len(images), PART)
+
+    def encode(number: int) -> dict[str, Tensor]:
+        return {"latents": codec.encode(images.x_0(slice(number * PART, (number + 1) * PART))).cpu()}
+
+    names = track(range(len(starts)), len(starts), "latents", "batches", show=progress)
+    found = [_kept(cache, f"images-{digest(identity)[:16]}-{number:05d}", number, encode) for number in names]
+    values = torch.cat([part["latents"] for part in found])
+    return TensorSet(values, images.labels, images.name, images.captions)
+
+
+def _coloured(part: ImageSet, model: ImportedModel) -> ImageSet:
+    assert model.image_shape is not None
+    return with_channels(part, model.image_shape[0])
+
+
+def _kept(cache: Path | None, name: str, number: int, make: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What a file of the cache holds, or what is made now and kept there."""
+    file = None if cache is None else cache / f"{name}.safetensors"
+    if file is not None and file.is_file():
+        return storage.read_tensors(file)[0]
+    made = make(number)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_tensors(file, {key: value.contiguous() for key, value in made.items()})
+    return made
+
+
+def _picture_size(model: ImportedModel, part: DataSet) -> tuple[int, int]:
+    """Height and width of the pictures that data becomes."""
+    shape = part.shape
+    if model.decoder is None or len(shape) != 3:
+        return (int(shape[-1]), int(shape[-1]))
+    factor = 2 ** (len(model.decoder.config["block_out_channels"]) - 1)
+    return shape[1] * factor, shape[2] * factor
+
+
+def _told(model: ImportedModel, part: DataSet, size: tuple[int, int], cache: Path | None, progress: bool) -> Part:
+    """A part with the condition that its captions give."""
+    if model.words is None:
+        return part
+    assert part.captions is not None
+    unique = list(dict.fromkeys(part.captions))
+    table = _captions(model, unique, size, cache, progress)
+    places = {caption: number for number, caption in enumerate(unique)}
+    index = torch.tensor([places[caption] for caption in part.captions])
+    known = {name: value[index] for name, value in table.items()}
+    return Conditioned(part, known)
+
+
+def _require_captions(model: ImportedModel, part: DataSet) -> None:
+    if part.captions is None:
+        raise TrainingError(
+            f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "
+            f"folder with a metadata.csv of file_name and text, or condition="
+        )
+
+
+def _captions(
+    model: ImportedModel, captions: Sequence[str], size: tuple[int, int], cache: Path | None, progress: bool
+) -> dict[str, Tensor]:
+    """The condition of each caption; text encoders are known by what they say of one, since they may be large."""
+    probe = digest_tensors(model.words.encode(["a"], size))
+    identity = digest([probe, list(size), list(captions)])[:16]
+    starts = range(0, len(captions), PART)
+
+    def encode(number: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = model.words.encode(captions[number * PART : (number + 1) * PART], size)
+        return found
+
+    names = track(range(len(starts)), len(starts), "captions", "batches", show=progress)
+    parts = [_kept(cache, f"captions-{identity}-{number:05d}", number, encode) for number in names]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,112 @@
+"""The reverse step as a scheduler of flow matching: diffusers' FlowMatchEulerDiscreteScheduler with a covariance.
+
+x_t = (1 - t) x_0 + t eps, where t is the sigma of diffusers. Its times, shifts and scaling of noise stay; only the
+step is ours: with beta_tilde and eta = 0 it is Euler's, with eta > 0 or a covariance it draws.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, SchedulerMixin
+from torch import Tensor
+
+from optcov.bundle import NumbersPerTime
+from optcov.covariances import Bounds
+from optcov.integrations.extending import extended
+from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
+from optcov.schedule import Schedule
+
+# from_pretrained looks here for the mixin of a class
+__all__ = ["FlowMatchOptimalCovarianceScheduler", "SchedulerMixin"]
+SETTINGS = MappingProxyType(
+    {
+        "covariance": "beta_tilde",
+        "eta": 0.0,
+        "head_unit": "velocity",
+        "head_about": "zero",
+        "use_clipped_model_output": None,
+        "noise_cap": None,
+        "last_step": "mean",
+        "prediction_type": "flow_prediction",
+        "numbers": None,
+        "link": None,
+        "guided_half": "second",
+    }
+)
+
+
+def _prepare(scheduler: FlowMatchOptimalCovarianceScheduler) -> None:
+    config = scheduler.config
+    if config.invert_sigmas or config.stochastic_sampling:
+        wrong = "invert_sigmas" if config.invert_sigmas else "stochastic_sampling"
+        raise ValueError(f"{wrong}=True has no counterpart here; load the scheduler with {wrong}=False")
+    known = {name: torch.tensor(values, dtype=torch.float64) for name, values in (config.numbers or {}).items()}
+    per_time = {}
+    if known:
+        numbers = NumbersPerTime.from_tensors(known)
+        per_time = {name: numbers.function(name, *[scheduler.schedule] * 2) for name in known if name != "times"}
+    scheduler._stepper = Stepper(scheduler.schedule, config, None, per_time)
+
+
+class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+    """Sample a model of flow matching with the optimal covariance in a pipeline of diffusers.
+
+    Its settings are those of FlowMatchEulerDiscreteScheduler, and those of `OptimalCovarianceScheduler` that choose the
+    covariance: covariance, eta, head_unit, head_about, last_step, link, guided_half.
+    numbers: {"times": [...], "mean_square_noise": [...], ...} at real times, for analytic and npr_isotropic.
+    """
+
+    schedule: Schedule = Schedule.flow()
+    __init__ = extended(FlowMatchEulerDiscreteScheduler, SETTINGS, _prepare)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many variances of the steps made so far were out of bounds."""
+        found: Bounds = self._stepper.process.bounds
+        return found
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: str | torch.device | None = None,
+        sigmas: list[float] | None = None,
+        mu: float | None = None,
+        timesteps: list[float] | None = None,
+    ) -> None:
+        """Choose the times to visit, as diffusers does."""
+        super().set_timesteps(num_inference_steps, device, sigmas, mu, timesteps)
+        self._stepper.begin()
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: float | Tensor,
+        sample: Tensor,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        return_dict: bool = True,
+        variance_noise: Tensor | None = None,
+        prev_sample: Tensor | None = None,
+        **others: Any,
+    ) -> OptimalCovarianceSchedulerOutput | tuple[Tensor, Tensor, Tensor | None]:
+        """Go from timestep to the next one, and say what is known of x_0.
+
+        variance_noise: instead of drawing by the generator. prev_sample: instead of drawing at all, to ask for the
+        log_prob of a draw made before. others: the churn of diffusers' scheduler, which has no counterpart here.
+        """
+        used = [name for name, value in others.items() if name == "per_token_timesteps" and value is not None]
+        if used:
+            raise ValueError("per_token_timesteps has no counterpart here: all tokens of an image are at one time")
+        if self.step_index is None:
+            self._init_step_index(timestep)
+        sigmas = self.sigmas.double().cpu()
+        t, s = (min(float(sigmas[self.step_index + after]), 1.0) for after in (0, 1))
+        made = self._stepper.step(
+            *(model_output, sample, t, s, float(sigmas[-2])),
+            *(generator, variance_noise, prev_sample),
+        )
+        if prev_sample is None:
+            self._step_index += 1
+        return made if return_dict else (made.prev_sample, made.pred_original_sample, made.pred_original_variance)

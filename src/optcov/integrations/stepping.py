@@ -1,0 +1,170 @@
+"""One reverse step of a scheduler, whatever its times are called: the posterior, the draw, and its log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+import torch
+from diffusers.utils import BaseOutput
+from diffusers.utils.torch_utils import randn_tensor
+from torch import Tensor
+
+from optcov.covariances import find_covariance
+from optcov.forward import ForwardProcess
+from optcov.gaussian import Gaussian
+from optcov.identity import digest_tensors
+from optcov.integrations import mailbox
+from optcov.prediction import Prediction
+from optcov.reverse import ReverseProcess
+from optcov.sampling import capped, variance_cap
+from optcov.schedule import Schedule
+from optcov.watch import not_finite
+
+
+@dataclass
+class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
+    """What a step returns."""
+
+    prev_sample: Tensor  # x_s, (B, C, H, W)
+    pred_original_sample: Tensor  # mean of x_0 given x_t, clipped to the data range, (B, C, H, W)
+    pred_original_variance: Tensor | None = None  # variance of x_0 given x_t, (B, C, H, W); None for "range"
+    log_prob: Tensor | None = None  # log-density of prev_sample in nats, (B,); None where nothing is drawn
+
+
+@final
+class Stepper:
+    """The reverse process of a scheduler's config, which steps by outputs of a network that has run already.
+
+    per_time: numbers per time by their name, for covariances that need some.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        config: Mapping[str, Any],
+        data_range: tuple[float, float] | None,
+        per_time: Mapping[str, Any],
+    ):
+        self.schedule, self.config = schedule, config
+        self.process = ReverseProcess(
+            _no_network,
+            ForwardProcess(schedule, config["eta"]),
+            config["covariance"],
+            data_range,
+            config["use_clipped_model_output"],
+            **per_time,
+        )
+        self._variance_cap = variance_cap(self.process, config["noise_cap"])
+        self.draws = not (config["covariance"] == "beta_tilde" and config["eta"] == 0)
+        self.generator: torch.Generator | None = None  # of the run, where a pipeline passes none
+
+    def begin(self) -> None:
+        """Forget what belongs to a run before."""
+        self.generator = None
+        if self.config["link"] is not None:
+            mailbox.empty(self.config["link"])
+
+    def step(
+        self,
+        model_output: Tensor,
+        sample: Tensor,
+        t: float,
+        s: float,
+        first_time: float,
+        generator: Any = None,
+        noise: Tensor | None = None,
+        prev_sample: Tensor | None = None,
+    ) -> OptimalCovarianceSchedulerOutput:
+        """Go from t to s. noise: instead of drawing it. prev_sample: instead of drawing at all, to ask for log_prob."""
+        prediction = self._prediction(model_output, sample, t)
+        posterior = self.process.covariance.posterior(prediction, self.process.bounds)
+        step = self.process.step_from(prediction, s, posterior)
+        if s == first_time:
+            step = capped(step, self._variance_cap)
+        log_prob = None
+        if self.draws and (s > 0 or self.config["last_step"] == "draw"):
+            if prev_sample is None:
+                noise = self._noise(model_output, sample, generator) if noise is None else noise
+                prev_sample = step.sample(noise.to(step.mean.dtype))
+            x_s = prev_sample.to(sample.dtype)
+            log_prob = log_density(step, x_s)
+        else:
+            x_s = (step.mean if prev_sample is None else prev_sample).to(sample.dtype)
+        if s == 0:
+            _require_finite(x_s)  # read once, at the end of a run
+        known = self.process.covariance.has_posterior
+        variance = posterior.variance.expand_as(posterior.mean).to(sample.dtype) if known else None
+        return OptimalCovarianceSchedulerOutput(x_s, posterior.mean.to(sample.dtype), variance, log_prob)
+
+    def _prediction(self, model_output: Tensor, sample: Tensor, t: float) -> Prediction:
+        """What the network says of the sample, in the precision to compute in."""
+        kind, covariance, channels = self.config["prediction_type"], self.config["covariance"], sample.shape[1]
+        head, link = find_covariance(covariance).head, self.config["link"]
+        in_channels = head is not None and link is None
+        taken = (2 * channels,) if in_channels else (channels, 2 * channels)
+        if sample.ndim == 4 and model_output.shape[1] not in taken:
+            raise ValueError(
+                f"covariance {covariance!r} needs an output of {taken[0]} channels, but the network returned "
+                f"{model_output.shape[1]}; {_CHANNEL_REMEDY if in_channels else 'use a network that fits'}"
+            )
+        if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
+            raise ValueError(
+                f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
+                f"they may differ in their channels only"
+            )
+        # other outputs than noise become x_0 again in the step: in float64 without loss, however little signal is left
+        exact = kind != "epsilon" and sample.device.type != "mps"
+        dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
+        x_t, raw = sample.to(dtype), model_output.to(dtype)
+        prediction = Prediction(x_t, t, raw[:, :channels], kind, *self.schedule.levels(t))
+        if head is None:
+            return prediction
+        said = raw[:, channels:] if link is None else mailbox.take(link, sample, self.config["guided_half"]).to(dtype)
+        excesses = [head] if self.config["head_about"] == "prediction" else []
+        return prediction.with_heads({head: said}, {head: self.config["head_unit"]}, excesses)
+
+    def _noise(self, model_output: Tensor, sample: Tensor, generator: Any) -> Tensor:
+        """Standard normal noise by the generator.
+
+        Some pipelines (SD3, Flux, DiT) keep their generator for the first noise. Then that noise seeds the others, so
+        that whoever fixes the first fixes them all.
+        """
+        if generator is None:
+            if self.generator is None:
+                known = digest_tensors({"first": sample.detach().float().cpu()})
+                self.generator = torch.Generator().manual_seed(int(known[:15], 16))
+            generator = self.generator
+        noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=model_output.dtype)
+        return noise
+
+
+def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
+    """The log-density of a draw, (B,), in nats; infinite where a pixel has no variance. The draw has no gradient."""
+    with torch.set_grad_enabled(step.mean.requires_grad):
+        off = x_s.detach().to(step.mean.dtype) - step.mean
+        quadratic = step.covariance.inverse_quadratic(off)
+        size = off[0].numel()
+        found = -0.5 * (quadratic + step.covariance.log_det(step.mean) + size * LOG_2_PI)
+    return torch.where(found.isnan(), torch.inf, found)
+
+
+LOG_2_PI = 1.8378770664093453
+_CHANNEL_REMEDY = (
+    "wrap it with its head: optcov.integrations.diffusers.attach(pipeline, bundle, method), or UNetWithHead.wrap"
+)
+
+
+def _no_network(x_t: Tensor, t: Any) -> NoReturn:
+    raise AssertionError("in a pipeline the network has run before the scheduler steps")
+
+
+def _require_finite(x_0: Tensor) -> None:
+    bad = not_finite(x_0)
+    if bool(bad.any()):
+        samples = bad.nonzero().flatten().tolist()
+        raise ValueError(
+            f"samples {samples[:10]}{' and others' if len(samples) > 10 else ''} ended as NaN or infinity; check the "
+            f"network's input scale, weights and precision"
+        )

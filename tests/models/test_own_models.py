@@ -1,0 +1,223 @@
+"""Models of one's own: a denoiser D(x, sigma), a module with its schedule, a plain function; and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import optcov
+import tiny_models as tiny
+from command_line import CommandLine, run
+from optcov import Schedule
+
+QUICK: dict[str, Any] = {
+    "images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "progress": False, "batch_size": 4,
+}  # fmt: skip
+SHAPE = (1, 8, 8)
+
+
+class Net(nn.Module):
+    """A network of somebody's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        level = time.float().clamp(min=1e-3).log()[:, None, None, None].expand_as(x)
+        return self.out(torch.tanh(self.body(torch.cat([x, level], 1))))
+
+
+class Denoiser(Net):
+    """D(x, sigma) as EDM and k-diffusion have it."""
+
+    sigma_data, sigma_min, sigma_max = 0.5, 0.0, float("inf")
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        wide = sigma.reshape(-1, 1, 1, 1)
+        return x / (1 + wide**2) + 0.1 * super().forward(x / (1 + wide), sigma)
+
+
+def pictures(count: int = 12) -> Tensor:
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def seeded(kind: Any) -> Any:
+    return tiny.seeded(kind).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule", "kind"),
+    [
+        (lambda: seeded(Denoiser), "edm", "sample"),
+        (lambda: (seeded(Net), Schedule.flow(), "flow_prediction"), "flow", "flow_prediction"),
+        (lambda: (seeded(Net), Schedule.vp_sde(), "v_prediction"), "vp_sde", "v_prediction"),
+        (lambda: (seeded(Net), Schedule.linear()), "linear", "epsilon"),
+    ],
+    ids=["denoiser", "flow", "velocity", "noise"],
+)
+def test_a_module_is_fitted_by_the_name_of_its_output_layer(
+    model: Any, schedule: str, kind: str, tmp_path: Path
+) -> None:
+    given = model()
+    bundle = optcov.fit(given, pictures(), layer="out", **QUICK)
+    assert (bundle.schedule.spec()["kind"], bundle.network.parameterisation) == (schedule, kind)
+    drawn = bundle.sample(2, method="NPR-DDIM", steps=3, progress=False)
+    assert drawn.shape == (2, *SHAPE)
+    assert drawn.isfinite().all()
+    score = bundle.bits_per_dim(pictures(2), steps=3, methods=["NPR-DDPM"], progress=False)
+    assert torch.tensor(score.of("npr", 3).mean).isfinite()
+    bundle.save(tmp_path / "bundle")
+    assert not (tmp_path / "bundle" / "unet").exists()
+    module = given[0] if isinstance(given, tuple) else given
+    again = optcov.load(tmp_path / "bundle", network=module)
+    torch.testing.assert_close(again.sample(2, method="NPR-DDIM", steps=3, progress=False), drawn, atol=1e-5, rtol=0)
+
+
+def test_a_bundle_of_a_module_of_ones_own_asks_for_that_module(tmp_path: Path) -> None:
+    bundle = optcov.fit((seeded(Net), Schedule.flow(), "flow_prediction"), pictures(), layer="out", **QUICK)
+    bundle.save(tmp_path / "bundle")
+    with pytest.raises(ValueError, match="a Net of your own, which a bundle does not hold; pass it"):
+        optcov.load(tmp_path / "bundle")
+    with pytest.raises(ValueError, match="with other weights"):
+        optcov.load(tmp_path / "bundle", network=Net())
+    with pytest.raises(ValueError, match="holds its own network"):
+        optcov.load("fashion", network=Net())
+
+
+def test_a_function_is_measured_without_heads(tmp_path: Path) -> None:
+    def shrink(x: Tensor, sigma: Tensor) -> Tensor:
+        return x / (1 + sigma.reshape(-1, 1, 1, 1) ** 2)
+
+    model = (shrink, Schedule.edm(), "sample")
+    with pytest.raises(ValueError, match="shrink is a function without layers, so that heads have nothing to read"):
+        optcov.fit(model, pictures(), **QUICK)
+    bundle = optcov.fit(model, pictures(), heads=(), **QUICK)
+    assert bundle.sample(2, method="A-DDIM", steps=3, progress=False).shape == (2, *SHAPE)
+    bundle.save(tmp_path / "bundle")
+    assert optcov.load(tmp_path / "bundle", network=shrink).numbers is not None
+
+
+def test_a_network_of_diffusers_comes_with_its_scheduler(tmp_path: Path) -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    transformer = tiny.pipeline("sd3").transformer
+    latents = 2 * torch.randn(12, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    condition = {"encoder_hidden_states": torch.randn(12, 5, 16), "pooled_projections": torch.randn(12, 16)}
+    model = (transformer, FlowMatchEulerDiscreteScheduler(shift=3.0))
+    bundle = optcov.fit(model, latents, condition=condition, **QUICK)
+    assert bundle.data_range is None
+    assert bundle.network.parameterisation == "flow_prediction"
+    bundle.save(tmp_path / "bundle")
+    first = {name: value[:2] for name, value in condition.items()}
+    options: dict[str, Any] = {"method": "NPR-DDIM", "steps": 3, "condition": first, "progress": False}
+    torch.testing.assert_close(
+        optcov.load(tmp_path / "bundle").sample(2, **options), bundle.sample(2, **options), atol=1e-5, rtol=0
+    )
+
+
+def test_half_precision_stays(tmp_path: Path) -> None:
+    pipeline = tiny.pipeline("dit")
+    pipeline.transformer.to(torch.bfloat16)
+    bundle = optcov.fit(pipeline, (tiny.images(12), torch.arange(12)), **QUICK)
+    bundle.save(tmp_path / "bundle")
+    again = optcov.load(tmp_path / "bundle")
+    assert {weight.dtype for weight in again.unet.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in again.heads["npr"].parameters()} == {torch.float32}
+
+
+def test_latents_are_encoded_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optcov.bundle.latents import Codec
+
+    pipeline = tiny.pipeline("ldm")
+    first = optcov.fit(pipeline, tiny.images(12), work=tmp_path / "work", **QUICK)
+    assert list((tmp_path / "work" / "latents").glob("images-*.safetensors"))
+
+    def refuse(*_: Any) -> Tensor:
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(Codec, "encode", refuse)
+    again = optcov.fit(pipeline, tiny.images(12), work=tmp_path / "work", **QUICK)
+    assert again.provenance["numbers"]["data"] == first.provenance["numbers"]["data"]
+
+
+def test_a_pipeline_and_a_folder_with_captions_are_fitted_on_the_command_line(tmp_path: Path) -> None:
+    tiny.pipeline("sd").save_pretrained(tmp_path / "model")
+    tiny.write_folder(tmp_path / "pictures", tiny.CAPTIONS, 12)
+    options = ["--images", 8, "--measure-images", 2, "--times", 3, "--calibration-samples", 0, "--batch-size", 4]
+    run("fit", tmp_path / "model", tmp_path / "pictures", "--out", tmp_path / "bundle", *options)
+    assert not (tmp_path / "bundle.latents").exists()
+    run("sample", tmp_path / "bundle", "--n", 2, "--steps", 2, "--out", tmp_path / "samples")
+    bundle = optcov.load(tmp_path / "bundle")
+    assert set(bundle.empty_condition) == {"encoder_hidden_states"}
+    assert bundle.sample(1, steps=2, decode=True, progress=False).shape == (1, 3, 16, 16)
+
+
+def test_bad_input_on_the_command_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.pipeline("sd").save_pretrained(tmp_path / "model")
+    tiny.write_folder(tmp_path / "pictures", None, 12)
+    out = tmp_path / "bundle"
+    said = CommandLine(capsys)("fit", tmp_path / "model", tmp_path / "pictures", "--out", out)
+    assert said.code == 2
+    assert "is told a caption of each image, but pictures" in " ".join(said.err.split())
+    assert "Traceback" not in said.err
+    assert not out.exists()
+    assert not (tmp_path / "bundle.latents").exists()
+    assert not (tmp_path / "bundle.work").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "message"),
+    [
+        ("sd", lambda: tiny.images(12), {}, "is told a caption of each image"),
+        ("sd", lambda: (tiny.images(12), tiny.CAPTIONS), {}, "12 images but 4 captions"),
+        ("dit", lambda: (torch.randn(12, 3, 8, 8), torch.arange(12)), {}, "takes latents of"),
+        ("dit", lambda: (torch.randn(12, 4, 16, 16), torch.arange(12)), {}, r"takes latents of shape \(4, 8, 8\)"),
+        ("dit", lambda: (tiny.images(12), torch.arange(12) + 1000), {}, "class 100"),
+        ("ldm", lambda: tiny.images(12, 15), {}, "sides that 2 divides"),
+        (
+            "sd3",
+            lambda: torch.randn(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": torch.randn(3, 5, 16)}},
+            "one entry for each of 12",
+        ),
+        (
+            "sd3",
+            lambda: torch.randn(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": torch.randn(12, 5, 16)}},
+            "needs the condition 'pooled_projections'",
+        ),
+        ("ddpm", lambda: tiny.images(12, 8), {"layer": "out"}, "knows its output layer"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(
+    model: str, data: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        optcov.fit(tiny.pipeline(model), data(), work=tmp_path / "work", **options, **QUICK)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_layer_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match="Net has no output layer 'head'; choose one of its layers: out, body"):
+        optcov.fit((seeded(Net), Schedule.flow(), "flow_prediction"), pictures(), layer="head", **QUICK)
+
+
+def test_what_is_not_taken_is_named() -> None:
+    from diffusers import EDMEulerScheduler, VQDiffusionScheduler
+
+    unet = tiny.pipeline("ddpm").unet
+    with pytest.raises(ValueError, match="VQDiffusionScheduler has no noise schedule"):
+        optcov.fit((unet, VQDiffusionScheduler(10)), pictures(), **QUICK)
+    with pytest.raises(ValueError, match="EDMEulerScheduler scales the network's input and output itself"):
+        optcov.fit((unet, EDMEulerScheduler()), pictures(), **QUICK)
+
+    class WanPipeline:
+        components: dict[str, Any] = {"transformer": unet}  # noqa: RUF012
+
+    with pytest.raises(ValueError, match="WanPipeline is no pipeline that is known here; known are DDPMPipeline"):
+        optcov.fit(WanPipeline(), pictures(), **QUICK)
