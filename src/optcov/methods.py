@@ -21,9 +21,18 @@ from optcov.forward import ForwardProcess
 from optcov.noise import batch_noise
 from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
-from optcov.sampling import Step, sample
+from optcov.sampling import sample
 from optcov.schedule import Schedule
-from optcov.solvers import PEERS, SolverResult, euler_maruyama, gotta_go_fast, peer, probability_flow
+from optcov.solvers import (
+    PEERS,
+    MatchedNoise,
+    SolverResult,
+    euler_maruyama,
+    gotta_go_fast,
+    matched_2m,
+    peer,
+    probability_flow,
+)
 from optcov.trajectory import Trajectory
 
 
@@ -144,6 +153,12 @@ PEER_METHODS: Mapping[str, Method] = MappingProxyType(
     {name: Method(name, continuous=False, solver="peer") for name in PEERS}  # diffusers' own schedulers
 )
 
+FEW_STEP_METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "Matched 2M": Method("Matched 2M", continuous=False, solver="matched")
+    }  # optcov.solvers.multistep; not the paper's
+)
+
 
 DEFAULT_METHOD = "NPR-DDIM"  # of commands, of attach and in the documentation
 NEAREST = 3  # how many names answer one that is unknown
@@ -153,10 +168,10 @@ def find_method(name: str) -> Method:
     """Look a method up by the name of its row, or a peer by its own; upper and lower case are the same."""
     if not isinstance(name, str):
         raise ValueError(f"method = {name!r:.80} is not a name of METHODS; pass one such as {DEFAULT_METHOD!r}")
-    for known, method in {**METHODS, **PEER_METHODS}.items():
+    for known, method in {**METHODS, **FEW_STEP_METHODS, **PEER_METHODS}.items():
         if known.lower() == name.strip().lower():
             return method
-    raise unknown_method(name, [*METHODS, *PEER_METHODS])
+    raise unknown_method(name, [*METHODS, *FEW_STEP_METHODS, *PEER_METHODS])
 
 
 def unknown_method(name: str, known: Sequence[str]) -> ValueError:
@@ -194,18 +209,20 @@ def draw(
     seed: int = 0,
     *,
     process: ReverseProcess | None = None,
+    matched: MatchedNoise | None = None,
     trajectory: Trajectory | None = None,
     data_range: tuple[float, float] | None = (-1, 1),
     condition: Mapping[str, Tensor] | None = None,
     noise_cap: float | None = None,
     last_step: str = "mean",
     relative_tolerance: float = 0.05,
-    callback: Callable[[Step], None] | None = None,
+    callback: Callable[[Any], None] | None = None,
     device: torch.device | str = "cpu",
 ) -> SolverResult:
     """Draw the images with the given indices by any method, in `steps` network evaluations each.
 
-    process: the method's reverse process, if it is at hand or needs numbers per time. trajectory: its times; even ones
+    process: the method's reverse process, if it is at hand or needs numbers per time. matched: what Matched 2M draws
+    with (optcov.solvers.match_noise). trajectory: its times; even ones
     by default. condition: what else the network takes by name, each a tensor with one entry per image. noise_cap: the
     paper's y (Method.noise_cap holds its default). Gotta Go Fast chooses its own steps and
     takes relative_tolerance instead.
@@ -216,6 +233,8 @@ def draw(
     torch.Size([4, 2])
     """
     if method.solver is not None:
+        if method.solver == "matched":
+            return _draw_matched(network, matched, indices, seed, data_range, condition, callback, device)
         start = batch_noise(seed, indices, 0, image_shape).to(device) * schedule.unit_data_std(schedule.final_time)
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
         if method.solver == "probability_flow":
@@ -242,3 +261,21 @@ def draw(
         device=device,
     )
     return SolverResult(x_0, torch.full((len(indices),), len(trajectory)))
+
+
+def _draw_matched(
+    network: Network,
+    matched: MatchedNoise | None,
+    indices: Sequence[int],
+    seed: int,
+    data_range: tuple[float, float] | None,
+    condition: Mapping[str, Tensor] | None,
+    callback: Callable[[Any], None] | None,
+    device: torch.device | str,
+) -> SolverResult:
+    if matched is None:
+        raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")
+    std = matched.schedule.unit_data_std(matched.trajectory.times[-1])
+    start = batch_noise(seed, indices, 0, matched.shape).to(device) * std
+    options: dict[str, Any] = {"indices": indices, "data_range": data_range, "condition": condition}
+    return matched_2m(network, matched, start, seed, callback=callback, **options)

@@ -80,10 +80,11 @@ class Trajectory:
         return _on_grid(schedule, _distinct([round(1 + (N - 1) * Fraction(i, K - 1) ** 2) for i in range(K)], N))
 
     @staticmethod
-    def karras(schedule: Schedule, K: int, rho: float = 7.0) -> Trajectory:
+    def karras(schedule: Schedule, K: int, rho: float = 7.0, first_sigma: float | None = None) -> Trajectory:
         """K times whose noise-to-signal ratio sigma is even in sigma^(1 / rho) between the first and the last time.
 
-        Those of EDM (Karras et al. 2022, Eq. 5); rho = 7 is theirs. Discrete times are rounded, and moved up by one
+        Those of EDM (Karras et al. 2022, Eq. 5); rho = 7 is theirs. first_sigma: sigma of the first time, that of the
+        schedule's first one unless told. Discrete times are rounded, and moved up by one
         where they repeat. Where no signal is left sigma is infinite: the last time is kept, and the one before it
         takes its place.
         """
@@ -95,6 +96,8 @@ class Trajectory:
             raise ValueError(f"rho = {rho} is not a number of at least 0.1; EDM's is 7")
         first, last = schedule.first_time, schedule.final_time
         end = schedule.last_time_with_signal
+        if first_sigma is not None:
+            first = _time_of_sigma(schedule, check_number("first_sigma", first_sigma), first, end)
         low, high = (math.exp(-float(schedule.log_snr(t)) / 2) ** (1 / rho) for t in (first, end))
         sigmas = np.linspace(low, high, int(K)) ** rho
         times = schedule.time_at(torch.as_tensor(-2 * np.log(sigmas))).tolist()
@@ -202,6 +205,15 @@ def _distinct(times: list[int], N: int) -> list[int]:
 
 def _on_grid(schedule: Schedule, times: list[int]) -> Trajectory:
     return Trajectory(schedule.grid(times))
+
+
+def _time_of_sigma(schedule: Schedule, sigma: float, first: float, end: float) -> float:
+    """The time of a noise-to-signal ratio between those of two times; the nearest one of a discrete schedule."""
+    low, high = (math.exp(-float(schedule.log_snr(t)) / 2) for t in (first, end))
+    if not low <= sigma < high:
+        raise ValueError(f"first_sigma = {sigma} is outside {low:.3g}..{high:.3g}, what the schedule has")
+    time = float(schedule.time_at(torch.tensor([-2 * math.log(sigma)], dtype=torch.float64)))
+    return max(round(time), int(first)) if schedule.discrete else time
 
 
 def _number(t: Any) -> float:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -82,3 +83,15 @@ def test_descending_visits_every_step_down_to_zero():
 def test_bad_times_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule.linear(), Schedule.edm(), Schedule.flow()], ids=["linear", "edm", "flow"]
+)
+def test_karras_times_start_at_the_noise_that_is_asked_for(schedule):
+    times = Trajectory.karras(schedule, 10, first_sigma=0.1).times
+    sigma = math.exp(-float(schedule.log_snr(times[0])) / 2)
+    assert sigma == pytest.approx(0.1, rel=0.03)  # of a discrete schedule the nearest time
+    assert times[-1] == schedule.final_time
+    with pytest.raises(ValueError, match="first_sigma = 1000"):
+        Trajectory.karras(schedule, 10, first_sigma=1e9)

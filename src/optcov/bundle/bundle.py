@@ -7,6 +7,7 @@ heads/NAME.safetensors    each head, with the fingerprint of the backbone that i
 conditions.safetensors    what stands for no condition, if the network takes one
 numbers.safetensors       Gamma_t and the mean square residual at some times
 spectra.safetensors       powers of residuals per frequency at some times
+matched.safetensors       matched noise of few-step trajectories
 trajectories.json         optimal trajectories, by schedule and method
 provenance.json           data, code, seeds, hyper-parameters, measured calibration
 """
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn, no_grad
 
 from optcov import storage
+from optcov.bundle import matched as matched_noises
 from optcov.bundle.conditions import check_empty, classes_of
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
@@ -56,12 +58,15 @@ from optcov.networks.guidance import Guided, check_guidance
 from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time, is_whole
+from optcov.solvers import MatchedNoise
 from optcov.trajectory import Trajectory
 
 CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
 TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
-DECODER, SPECTRA = "vae", "spectra.safetensors"
-FILES = frozenset({CONFIG, UNET, DECODER, HEADS, NUMBERS, SPECTRA, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"})
+SPECTRA, MATCHED, DECODER = "spectra.safetensors", "matched.safetensors", "vae"
+FILES = frozenset(
+    {CONFIG, UNET, DECODER, HEADS, NUMBERS, SPECTRA, MATCHED, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"}
+)
 
 
 @final
@@ -81,6 +86,7 @@ class Bundle:
     classes: int | None = None  # that the network tells apart, without an empty one; found in the network by default
     decoder: nn.Module | None = None  # what turns latents into images and back
     spectra: Spectra | None = None
+    matched: tuple[MatchedNoise, ...] = ()  # what Matched 2M draws with, by schedule and number of steps
 
     def __post_init__(self) -> None:
         if self.classes is None:
@@ -255,6 +261,31 @@ class Bundle:
         kept = [entry for entry in self.trajectories if entry.key not in keys]
         return replace(self, trajectories=(*kept, *new))
 
+    def with_matched_noise(
+        self, images: Any, steps: int = 10, *, trajectory: Trajectory | None = None, **options: Any
+    ) -> Bundle:
+        """Measure what Matched 2M needs to draw in `steps` steps on the schedule in use, and keep it.
+
+        images: some hundred training images or more, (n, C, H, W) in [-1, 1] or uint8 or a path. trajectory: its times;
+        even in the log-SNR, the last step from a noise-to-signal ratio of 1 / steps, by default. options: those of
+        optcov.solvers.match_noise, such as eta, samples (start noises, 512), seed, condition, progress.
+
+        >>> import optcov
+        >>> from optcov.bundle import test_images
+        >>> bundle = optcov.load("fashion").with_matched_noise(test_images("fashion")[:32], steps=3, samples=16)
+        >>> bundle.sample(2, method="Matched 2M", steps=3, progress=False).shape
+        torch.Size([2, 1, 28, 28])
+        """
+        if trajectory is not None and not isinstance(trajectory, Trajectory):
+            raise BundleError(f"trajectory = {trajectory!r:.80} is not a Trajectory; pass Trajectory(times)")
+        times = matched_noises.few_step_times(self.schedule, steps) if trajectory is None else trajectory
+        new = matched_noises.measure(self, images, times, options)
+        return replace(self, matched=matched_noises.with_entry(self.matched, new))
+
+    def matched_noise(self, steps: int) -> MatchedNoise:
+        """What Matched 2M draws with in `steps` steps on the schedule in use."""
+        return matched_noises.find(self.matched, self.schedule, steps, self.name)
+
     def with_provenance(self, **sections: Any) -> Bundle:
         """Add sections to the history, or replace those of the same name; plain JSON values."""
         return replace(self, provenance=MappingProxyType({**self.provenance, **sections}))
@@ -264,7 +295,8 @@ class Bundle:
 
         Heads and numbers belong to the weights as they are; fit and measure them afterwards.
         """
-        if len(self.network.heads) or self.numbers is not None or self.spectra is not None:
+        measured = (self.numbers, self.spectra, self.matched or None)
+        if len(self.network.heads) or any(part is not None for part in measured):
             raise BundleError("round the weights before fitting heads and measuring numbers, which belong to the old")
         state = {
             name: w.half().to(w.dtype) if w.is_floating_point() else w for name, w in self.unet.state_dict().items()
@@ -458,6 +490,8 @@ class Bundle:
                 storage.write_tensors(scratch / SPECTRA, self.spectra.tensors())
             if self.empty_condition:
                 storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
+            if self.matched:
+                storage.write_tensors(scratch / MATCHED, *matched_noises.to_file(self.matched))
             storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
             storage.write_json(scratch / PROVENANCE, dict(self.provenance))
 

@@ -18,6 +18,7 @@ from optcov.bundle.bundle import (
     CONFIG,
     DECODER,
     HEADS,
+    MATCHED,
     NUMBERS,
     PROVENANCE,
     SPECTRA,
@@ -29,6 +30,7 @@ from optcov.bundle.conditions import read_empty
 from optcov.bundle.config import BundleConfig
 from optcov.bundle.directory import check_path
 from optcov.bundle.errors import BundleError
+from optcov.bundle.matched import from_file
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
 from optcov.bundle.spectra import Spectra
@@ -38,6 +40,7 @@ from optcov.checkpoints.opening import Function
 from optcov.data.arrays import load_npz
 from optcov.networks import Backbone, Head, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
+from optcov.solvers import MatchedNoise
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
 
@@ -119,6 +122,7 @@ def _load(directory: Path, given: Callable[..., Any] | None = None) -> Bundle:
         classes=config.classes,
         decoder=load_decoder(directory / DECODER) if config.decoder else None,
         spectra=_load_spectra(directory / SPECTRA, config),
+        matched=_load_matched(directory / MATCHED, config.image_shape),
     )
 
 
@@ -188,6 +192,14 @@ def _load_spectra(path: Path, config: BundleConfig) -> Spectra | None:
     tensors, _ = storage.read_tensors(path)
     with _naming(path):
         return Spectra.from_tensors(tensors).check_fits(config.image_shape, config.schedule)
+
+
+def _load_matched(path: Path, image_shape: tuple[int, ...]) -> tuple[MatchedNoise, ...]:
+    if not path.exists():
+        return ()
+    tensors, metadata = storage.read_tensors(path)
+    with _naming(path):
+        return from_file(tensors, metadata, image_shape)
 
 
 def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import as_labels, check_told
 from optcov.covariances import Covariance
-from optcov.identity import condition_identity
+from optcov.identity import condition_identity, digest_tensors
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.networks.classes import LABELS
 from optcov.networks.guidance import check_guidance
@@ -22,7 +22,7 @@ from optcov.progress import track
 from optcov.reverse import ReverseProcess
 from optcov.sampling import Step
 from optcov.schedule import check_number, is_whole
-from optcov.solvers import SolverResult
+from optcov.solvers import MatchedNoise, SolverResult
 from optcov.trajectory import Trajectory
 
 
@@ -62,6 +62,7 @@ class Sampler:
         self.tolerance = check_number("tolerance", tolerance)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
+        self.matched: MatchedNoise | None = None
         if self.method.covariance is not None:
             self.process = model.reverse_process(self.method, all_heads=False, guidance=guidance)
             if isinstance(trajectory, str):
@@ -74,6 +75,9 @@ class Sampler:
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
+        if self.method.solver == "matched":
+            self.matched = model.matched_noise(steps)
+            self.trajectory = self.matched.trajectory
         self.condition = check_told(condition, _entries(condition), model.name, model.classes, model.empty_condition)
         self.guidance = check_guidance(guidance)
         # for solvers without a covariance; a process has its own
@@ -111,6 +115,7 @@ class Sampler:
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,
             "times": list(self.trajectory.times) if self.trajectory else None,
+            "matched_noise": None if self.matched is None else digest_tensors(self.matched.tensors()),
             "seed": self.seed,
             "noise_cap": self.noise_cap,
             "last_step": self.last_step,
@@ -131,6 +136,7 @@ class Sampler:
             indices,
             self.seed,
             process=self.process,
+            matched=self.matched,
             trajectory=self.trajectory,
             data_range=self.bundle.data_range,
             noise_cap=self.noise_cap,

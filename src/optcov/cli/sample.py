@@ -78,6 +78,8 @@ def command(
 
     In continuous time: Euler-Maruyama; Ancestral sampling; Probability flow; A-DPM; NPR-DPM; SN-DPM; Gotta Go Fast.
 
+    In few steps, if the bundle has matched noise: Matched 2M.
+
     Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
     """
     from optcov import bundle as bundles

@@ -16,6 +16,7 @@ from optcov.checkpoints.pipelines import DECODERS
 from optcov.covariances import find_covariance
 from optcov.integrations.flow_scheduler import FlowMatchOptimalCovarianceScheduler
 from optcov.integrations.latents import attach_to_latents, discrete_scheduler
+from optcov.integrations.matched import MatchedScheduler
 from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
@@ -24,6 +25,7 @@ from optcov.schedule import Schedule
 
 __all__ = [
     "FlowMatchOptimalCovarianceScheduler",
+    "MatchedScheduler",
     "OptimalCovarianceScheduler",
     "OptimalCovarianceSchedulerOutput",
     "UNetWithHead",
@@ -39,7 +41,8 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
     Its network and its scheduler become the bundle's, which must take the same data. A network with the same weights
     stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
-    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels.
+    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
+    2M" takes the times that the bundle has matched noise for on that schedule.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -53,12 +56,18 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
         )
     family = FAMILIES.get(type(pipeline).__name__)
     if family is not None and family.decoder is not None:
+        if row.solver == "matched":
+            raise ValueError(
+                f"{row.name} has no scheduler for pipelines of latents; sample by bundle.sample(n, method={row.name!r})"
+            )
         return attach_to_latents(pipeline, family, bundle, row, trajectory)
     if not bundle.schedule.discrete:
         bundle = bundle.with_schedule(Schedule.linear())
-    bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
+    if row.solver != "matched":
+        bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
-    scheduler = discrete_scheduler(bundle, row, trajectory)
+    matched = row.solver == "matched"
+    scheduler = _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
@@ -99,10 +108,21 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
         )
 
 
+def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:
+    scheduler: MatchedScheduler = MatchedScheduler(
+        num_train_timesteps=len(bundle.schedule.betas),
+        trained_betas=bundle.schedule.betas.tolist(),
+        prediction_type=bundle.network.parameterisation,
+        data_range=None if bundle.data_range is None else list(bundle.data_range),
+    )
+    scheduler.use(bundle.matched)
+    return scheduler
+
+
 def _network(bundle: Bundle, row: Method) -> nn.Module:
     """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
     network = bundle.network
-    needed = find_covariance(row.covariance or "").head
+    needed = None if row.covariance is None else find_covariance(row.covariance).head
     head = None if needed is None or (needed == "range" and network.learned_range) else bundle.heads[needed]
     times = bundle.schedule.full_grid()
     arguments = network.arguments(times)

@@ -1,0 +1,183 @@
+"""Few steps: Matched 2M and what it is made of, beside diffusers' solvers, by the distance of images.
+
+    python benchmarks/few_steps.py --data data/fashion-mnist --out runs/few-steps [--steps 10] [--samples 2000]
+    python benchmarks/few_steps.py --out runs/few-steps --table            the tables of what was drawn
+
+All rows start from the same noise. Shift, gain and power are measured on training images and on start noises of their
+own; the distance is to the test images. Drawn features are kept in --out, so that an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import optcov
+from optcov import data
+from optcov.bundle import Bundle
+from optcov.bundle.matched import few_step_times, from_file, to_file
+from optcov.data import ImageSet, to_8bit
+from optcov.forward import ForwardProcess
+from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
+from optcov.metrics.extractors import find_extractor
+from optcov.metrics.frechet import Distance
+from optcov.noise import batch_noise
+from optcov.solvers import DataMoments, MatchedNoise, match_noise, matched_2m, peer
+from optcov.storage import read_tensors, write_tensors
+from optcov.trajectory import Trajectory
+
+PEERS = ("UniPC", "DPM-Solver++")
+TRAINING_IMAGES = 20_000
+CALIBRATION = 256  # start noises
+BATCH = 64
+
+
+def default_times(bundle: Bundle, K: int) -> Trajectory:
+    """Those of Bundle.with_matched_noise: even in the log-SNR."""
+    return few_step_times(bundle.schedule, K)
+
+
+def karras(bundle: Bundle, K: int) -> Trajectory:
+    """EDM's times with the same first one."""
+    return Trajectory.karras(bundle.schedule, K, first_sigma=1 / K)
+
+
+def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
+    """The times that diffusers' solvers visit here."""
+    return Trajectory([round(1 + 999 * i / K) for i in range(1, K + 1)])
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "Matched 2M": {"eta": 0.3},
+    "Matched 2M, Karras times": {"eta": 0.3, "times": karras},
+    "Matched 2M, Karras times, eta = 0": {"eta": 0.0, "times": karras},
+    "Matched 2M, times of diffusers": {"eta": 0.3, "times": diffusers_times},
+    "Matched 2M, shrunk too": {"eta": 0.3, "shrink": True},
+    "2M, Karras times, eta = 0, nothing matched": {"eta": 0.0, "times": karras, "matched": False},
+}
+
+
+def unmatched(bundle: Bundle, trajectory: Trajectory, eta: float) -> MatchedNoise:
+    """The solver as it is: the white noise of the bridge, and next to none at eta = 0."""
+    forward = ForwardProcess(bundle.schedule, eta)
+    power = torch.zeros(len(trajectory), *bundle.image_shape)
+    for place, (t, s) in enumerate(reversed(list(trajectory.descending()))):
+        power[place] = 0 if s == 0 else max(float(forward.bridge(t, s).variance), 1e-12)
+    return MatchedNoise(bundle.schedule, trajectory, eta, power, torch.zeros_like(power), torch.ones_like(power))
+
+
+def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], path: Path) -> MatchedNoise:
+    """What a row draws with; kept at the path."""
+    if path.exists():
+        return from_file(*read_tensors(path), bundle.image_shape)[0]
+    options = dict(row)
+    trajectory = options.pop("times", default_times)(bundle, K)
+    if not options.pop("matched", True):
+        return unmatched(bundle, trajectory, **options)
+    network = bundle.network.with_only_heads()
+    found = match_noise(network, bundle.schedule, trajectory, moments, samples=CALIBRATION, **options)
+    write_tensors(path, *to_file([found]))
+    return found
+
+
+def drawn(bundle: Bundle, name: str, noise: MatchedNoise | None, K: int, images: range) -> Tensor:
+    """Images by number, as every row draws them: from the same noise."""
+    network = bundle.network.with_only_heads()
+    start = batch_noise(0, images, 0, bundle.image_shape)
+    if noise is None:
+        return peer(name, network, bundle.schedule, start, K, indices=images).x_0
+    return matched_2m(network, noise, start, indices=images).x_0
+
+
+def path_of(out: Path, name: str, K: int) -> Path:
+    """Where the features of a cell are kept."""
+    plain = "".join(c if c.isalnum() or c in "+.=" else "-" for c in name)
+    return out / f"{plain}-{K}.safetensors"
+
+
+def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, samples: int) -> None:
+    """Draw what a cell lacks."""
+    path, extractor = path_of(out, name, K), find_extractor("fashion")
+    features = read_tensors(path)[0]["features"] if path.exists() else torch.zeros(0, 96, dtype=torch.float64)
+    if len(features) >= samples:
+        return
+    noise = None if name in PEERS else noise_of(bundle, moments, K, ROWS[name], path.with_suffix(".noise"))
+    while len(features) < samples:
+        images = range(len(features), min(len(features) + BATCH, samples))
+        x_0 = drawn(bundle, name, noise, K, images)
+        features = torch.cat([features, extractor.features(ImageSet(to_8bit(x_0), None, name))])
+        write_tensors(path, {"features": features})
+
+
+def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
+    """The difference of the limits, and its standard error by paired groups."""
+    pairs = zip(ours.replicates, theirs.replicates, strict=True)
+    error = jackknife_error([[a - b for a, b in zip(*sides, strict=True)] for sides in pairs if sides[0]])
+    assert ours.limit is not None
+    assert theirs.limit is not None
+    return ours.limit - theirs.limit, error
+
+
+def measured(out: Path, reference: FeatureStatistics, K: int) -> Iterator[dict[str, Any]]:
+    """All cells of K steps; each is compared with the peers on as many samples as they have in common."""
+    for name in (*PEERS, *ROWS):
+        files = [path_of(out, n, K) for n in (name, *PEERS)]
+        if not all(file.exists() for file in files):
+            continue
+        cells = [read_tensors(file)[0]["features"] for file in files]
+        count = min(map(len, cells))
+        ours, *theirs = (measure_frechet(cell[:count], reference, mix=False) for cell in cells)
+        gaps = {peer: difference(ours, d) for peer, d in zip(PEERS, theirs, strict=True) if peer != name}
+        size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
+        yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}
+
+
+def table(cells: Iterable[dict[str, Any]]) -> str:
+    """Cells as a table."""
+    lines = ["| | samples | distance | from UniPC | from DPM-Solver++ |", "|---|---:|---:|---:|---:|"]
+    for cell in cells:
+        gaps = [_words(*cell["differences"][peer]) if peer in cell["differences"] else "" for peer in PEERS]
+        number = f"{cell['limit']:.3f} ± {cell['standard_error']:.3f}"
+        lines.append(f"| {cell['row']} | {cell['samples']:,} | {number} | {gaps[0]} | {gaps[1]} |")
+    return "\n".join(lines).replace("-0.", "−0.").replace("= -", "= −")
+
+
+def _words(gap: float, error: float) -> str:
+    return f"{gap:+.3f} ± {error:.3f} (z = {gap / error:+.1f})"
+
+
+def main() -> None:
+    """Draw what is missing and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", required=True, help="Fashion-MNIST: a directory, as optcov reads it")
+    parser.add_argument("--out", type=Path, required=True, help="where features are kept")
+    parser.add_argument("--steps", type=int, nargs="+", default=[5, 10, 25])
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--row", action="append", help="a row alone; all of them by default")
+    parser.add_argument("--schedule", default="linear")
+    parser.add_argument("--table", action="store_true", help="draw nothing")
+    parser.add_argument("--record", type=Path, help="write all cells of the tables to this file, a line of JSON each")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    reference = FeatureStatistics.of(find_extractor("fashion").features(data.load(options.data, "test")))
+    if not options.table:
+        bundle = optcov.load("fashion", schedule=options.schedule)
+        moments = DataMoments.of(data.load(options.data, "train").x_0()[:TRAINING_IMAGES])
+        for K in options.steps:
+            for name in options.row or (*PEERS, *ROWS):
+                fill(bundle, moments, options.out, name, K, options.samples)
+    cells = [list(measured(options.out, reference, K)) for K in options.steps]
+    for K, found in zip(options.steps, cells, strict=True):
+        print(f"\nK = {K}\n\n{table(found)}")
+    if options.record:
+        options.record.write_text("".join(json.dumps(cell) + "\n" for found in cells for cell in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Marginal matching: what keeps the marginals of a multistep solver right.
+
+The forward process makes x_s = a_s x_0 + b_s eps, whose mean is a_s E[x_0] and whose power in a frequency f is
+
+    a_s^2 P_f + b_s^2,     P_f the variance of (B x_0)_f over the data
+
+A solver in few steps misses both. So a batch of start noises takes the trajectory together, step by step. After each
+step, with m_f and q_f the mean and variance of (B (gamma D + kappa x_t))_f over the batch,
+
+    T = a_s^2 P + b_s^2                  the power it should have
+    p = max(T - q, floor b_s^2)          the power that is missing, added as noise
+    shift = B^T (a_s B E[x_0] - m)       the mean that is missing
+
+and the batch goes on with both. They are frozen then, and serve every image. The floor keeps the step's density
+defined. A batch of a few hundred has moments of its own, and what is measured on it must not copy them. So its noise is
+standardised: in each frequency mean 0 and variance 1 over the batch, exactly, and no correlation with what it is added
+to. What is left is averaged: the ratio of q to T over rings of similar frequencies.
+
+Where a step has more power than T, noise is no remedy. With shrink=True such frequencies are scaled down by
+
+    g = min(1, sqrt((T - floor b_s^2) / q)),   p = T - g^2 q,   shift = B^T (a_s B E[x_0] - g m)
+
+which makes mean and power of x_s exact at every step. It is off by default: samples of a real network vary too little,
+and with it the distance of images gets worse (docs/few-steps.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.forward import ForwardProcess
+from optcov.gaussian.basis import Basis
+from optcov.noise import batch_noise
+from optcov.prediction import Network, check_condition
+from optcov.progress import track
+from optcov.schedule import Schedule
+from optcov.solvers.multistep import MatchedNoise, Predictor, mean_of_step
+from optcov.trajectory import Trajectory
+
+FIRST_IMAGE = 2**31  # numbers of the start noises: no image that is drawn has one of them
+FLOOR = 1e-4  # least power of a step, as a share of the noise of x_s
+RINGS = 14  # per axis of an image
+LEAST = 16  # images or start noises below which moments mean nothing
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DataMoments:
+    """Mean and power of the data by frequency."""
+
+    mean: Tensor  # B E[x_0], (*D), float64
+    power: Tensor  # P, (*D), float64
+
+    @staticmethod
+    def of(images: Tensor) -> DataMoments:
+        """From images (n, *D) in the range that the network works in."""
+        if not isinstance(images, Tensor) or images.ndim < 2 or not images.is_floating_point():
+            found = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+            raise ValueError(f"images are {found}; pass a floating-point tensor (n, *D), images in [-1, 1]")
+        if len(images) < LEAST:
+            raise ValueError(f"{len(images)} images are too few for their power by frequency; pass a few hundred")
+        if not bool(images.isfinite().all()):
+            raise ValueError("images hold NaN or infinity; remove those")
+        frequencies = Basis().transform(images.detach().cpu().double())
+        return DataMoments(frequencies.mean(0), frequencies.var(0))
+
+    def at(self, schedule: Schedule, s: float) -> tuple[Tensor, Tensor]:
+        """Mean and power of x_s by the forward process."""
+        return schedule.alpha_bar(s).sqrt() * self.mean, schedule.alpha_bar(s) * self.power + schedule.beta_bar(s)
+
+
+@torch.no_grad()
+def match_noise(
+    network: Network,
+    schedule: Schedule,
+    trajectory: Trajectory,
+    data: DataMoments,
+    *,
+    eta: float = 1.0,
+    samples: int = 512,
+    seed: int = 0,
+    rings: int | None = RINGS,
+    floor: float = FLOOR,
+    shrink: bool = False,
+    condition: Mapping[str, Tensor] | None = None,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+    progress: bool = False,
+) -> MatchedNoise:
+    """Measure shift and power of all steps on a batch of start noises, in samples * (K - 1) network evaluations.
+
+    condition: one entry per start noise. rings: how many rings of frequencies per axis share a ratio; None keeps each
+    frequency apart. shrink: also scale down what has too much power.
+    """
+    _check(samples, floor, trajectory)
+    shape, forward = tuple(data.mean.shape), ForwardProcess(schedule, eta)
+    numbers = range(FIRST_IMAGE, FIRST_IMAGE + samples)
+    predictor = Predictor(network, schedule, check_condition(condition, samples), batch_size)
+    white = _standardised(batch_noise(seed, numbers, 0, shape))
+    x = Basis().inverse(white).to(device) * schedule.unit_data_std(trajectory.times[-1])
+    power, shift = torch.zeros(2, len(trajectory), *shape)
+    gain = torch.ones_like(power)
+    steps = list(enumerate(trajectory.descending(), start=1))[:-1]  # the last one shows its mean: nothing to match
+    for number, (t, s) in track(steps, len(steps), "matched noise", "steps", show=progress):
+        current, previous = predictor.at(x, t)
+        mean = mean_of_step(forward, current, s, previous)
+        place = len(trajectory) - number
+        least = floor * schedule.beta_bar(s)
+        power[place], shift[place], gain[place] = _missing(mean, *data.at(schedule, s), rings, least, shrink)
+        kept = Basis().transform(mean)
+        white = _standardised(batch_noise(seed, numbers, number, shape), kept.cpu()).to(mean)
+        inside = gain[place].to(mean) * kept + power[place].to(mean).sqrt() * white
+        x = Basis().inverse(inside) + shift[place].to(mean)
+    if not bool(x.isfinite().all()):
+        raise ValueError("NaN or infinity on the way; check the network's input scale, weights and precision")
+    return MatchedNoise(schedule, trajectory, eta, power, shift, gain)
+
+
+def _missing(
+    means: Tensor, mean: Tensor, power: Tensor, rings: int | None, least: Tensor, shrink: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """p, shift and g, (*D) each, for means of steps (B, *D) that should have a mean and a power by frequency."""
+    found = Basis().transform(means.cpu().double())
+    ratio = found.var(0) / power
+    if rings is not None:
+        ratio = ring_means(ratio, rings)
+    gain = ((1 - least / power) / ratio).sqrt().clamp(max=1.0) if shrink else torch.ones_like(ratio)
+    shift = Basis().inverse((mean - gain * found.mean(0))[None])[0]
+    return torch.maximum(power * (1 - gain.square() * ratio), least).float(), shift.float(), gain.float()
+
+
+def _standardised(noise: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Noise (B, *D) by frequency: mean 0 and variance 1 over the batch, no correlation with frequencies beside it."""
+    white = Basis().transform(noise.double())
+    white = white - white.mean(0)
+    if beside is not None:
+        other = beside.double() - beside.double().mean(0)
+        spread = other.square().sum(0)
+        white = white - other * ((white * other).sum(0) / spread).where(spread > 0, 0.0)
+    return (white / white.std(0)).to(noise.dtype)
+
+
+def ring_means(values: Tensor, rings: int) -> Tensor:
+    """Means over rings of frequencies, (*D): the same distance from 0, each axis 1 long, cut by its number of rings."""
+    sides = values.shape if values.ndim == 1 else values.shape[1:]
+    axes = torch.meshgrid(*[torch.arange(n, dtype=torch.float64) / n for n in sides], indexing="ij")
+    ring = (torch.stack(axes).square().sum(0).sqrt() * rings).long().flatten()
+    rows = values.reshape(-1, math.prod(sides))
+    sums = rows.new_zeros(len(rows), int(ring.max()) + 1).index_add(1, ring, rows)
+    return (sums / ring.bincount())[:, ring].reshape(values.shape)
+
+
+def _check(samples: int, floor: float, trajectory: Trajectory) -> None:
+    if not isinstance(samples, int) or samples < LEAST:
+        raise ValueError(f"samples = {samples!r} is not a whole number of at least {LEAST}; a few hundred serve well")
+    if not 0 < floor < 1:
+        raise ValueError(f"floor = {floor} is outside (0, 1); the default is {FLOOR}")
+    if len(trajectory) < 2:
+        raise ValueError("a trajectory of one step has no noise to match; take at least 2 steps")

@@ -1,0 +1,76 @@
+"""Matched 2M in a pipeline of diffusers: it draws what the bundle draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import DDIMPipeline, DDPMPipeline, DDPMScheduler
+
+from optcov import Schedule
+from optcov.bundle import Bundle, Sampler
+from optcov.integrations.diffusers import MatchedScheduler, attach
+from optcov.noise import batch_noise
+from small_bundles import SHAPE, small_bundle, small_unet
+
+IMAGES = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return small_bundle(Schedule.linear()).with_matched_noise(IMAGES, steps=4, samples=32)
+
+
+def attached(bundle: Bundle) -> DDPMPipeline:
+    return attach(DDPMPipeline(small_unet(), DDPMScheduler()), bundle, "Matched 2M")
+
+
+@torch.no_grad()
+def test_steps_in_a_pipeline_are_the_bundles(bundle):
+    seen = []
+    expected = Sampler(bundle, "Matched 2M", 4).draw(range(2), callback=seen.append).x_0
+    pipeline, x = attached(bundle), batch_noise(0, range(2), 0, SHAPE)
+    pipeline.scheduler.set_timesteps(4)
+    for number, t in enumerate(pipeline.scheduler.timesteps, start=1):
+        noise = batch_noise(0, range(2), number, SHAPE)
+        output = pipeline.unet(x, t).sample
+        step = pipeline.scheduler.step(output, t, x, variance_noise=noise)
+        if seen[number - 1].s > 0:
+            assert torch.allclose(step.log_prob, seen[number - 1].log_prob(), rtol=1e-3, atol=0.1)
+        x = step.prev_sample
+    assert step.log_prob is None
+    assert torch.allclose(x, expected, atol=1e-4)
+
+
+def test_a_whole_pipeline_runs_and_repeats_itself(bundle):
+    pipeline = attached(bundle)
+    pipeline.set_progress_bar_config(disable=True)
+    first, second = (
+        pipeline(2, torch.Generator().manual_seed(1), num_inference_steps=4, output_type="np").images for _ in range(2)
+    )
+    assert first.shape == (2, 8, 8, 1)
+    assert torch.allclose(torch.tensor(first), torch.tensor(second), atol=1e-5)
+
+
+def test_other_numbers_of_steps_and_wrong_orders_are_refused(bundle):
+    scheduler, x = attached(bundle).scheduler, torch.zeros(1, *SHAPE)
+    with pytest.raises(ValueError, match=r"no matched noise for 5 steps \(there is for: 4\)"):
+        scheduler.set_timesteps(5)
+    scheduler.set_timesteps(4)
+    with pytest.raises(ValueError, match="does not follow"):
+        scheduler.step(x, scheduler.timesteps[1], x)
+    with pytest.raises(ValueError, match="is not one of this run's"):
+        scheduler.step(x, 7, x)
+    with pytest.raises(ValueError, match="call set_timesteps"):
+        MatchedScheduler().step(x, 999, x)
+
+
+def test_noise_of_another_schedule_is_left_out(bundle):
+    other = MatchedScheduler(num_train_timesteps=50)
+    other.use(bundle.matched)
+    with pytest.raises(ValueError, match="there is for: none"):
+        other.set_timesteps(4)
+
+
+def test_attach_to_a_ddim_pipeline_ignores_its_eta(bundle):
+    pipeline = attach(DDIMPipeline(small_unet(), DDPMScheduler()), bundle, "Matched 2M")
+    assert isinstance(pipeline.scheduler, MatchedScheduler)
