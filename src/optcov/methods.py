@@ -71,6 +71,7 @@ class Method:
         *,
         mean_square_noise: PerTime | None = None,
         mean_square_residual: PerTime | None = None,
+        ocm_probes: int | None = None,
     ) -> ReverseProcess:
         """Compose the method's reverse process."""
         forward = self.forward(schedule)
@@ -82,6 +83,7 @@ class Method:
             data_range,
             mean_square_noise=mean_square_noise,
             mean_square_residual=mean_square_residual,
+            ocm_probes=ocm_probes,
         )
 
     @property

@@ -188,11 +188,13 @@ class Bundle:
         network = self.network
         if isinstance(covariance, str):
             kind = find_covariance(covariance)
-            self._require_head(kind)
+            head = kind.head if options.get("ocm_probes") is None else None
+            if head is not None:
+                self._require_head(kind)
             if kind.number is not None:
                 options.setdefault(kind.number, self.per_time(kind.number))
             if not all_heads:
-                network = network.with_only_heads(kind.head or "")
+                network = network.with_only_heads(head or "")
         return ReverseProcess(network, forward, **options)
 
     def sample(

@@ -30,6 +30,7 @@ class Sampler:
     noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which takes
     its own steps.
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i.
+    ocm_probes: of OCM-DDPM and OCM-DDIM, so many probes of the Jacobian at each step in the place of a fitted head.
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -49,6 +50,7 @@ class Sampler:
         last_step: str = "mean",
         tolerance: float = 0.05,
         condition: Mapping[str, Tensor] | None = None,
+        ocm_probes: int | None = None,
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
@@ -57,17 +59,18 @@ class Sampler:
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
-            self.process = model.reverse_process(self.method, all_heads=False)
+            self.process = model.reverse_process(self.method, all_heads=False, ocm_probes=ocm_probes)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             if not isinstance(trajectory, Trajectory):
                 raise ValueError(f"trajectory = {trajectory!r:.80} is neither a name such as even nor a Trajectory")
             self.trajectory = trajectory
-        elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
+        elif (trajectory, noise_cap, last_step, ocm_probes) != ("even", None, "mean", None):
             raise ValueError(
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
+        self.ocm_probes = ocm_probes
         self.condition = check_condition(condition, max(map(len, (condition or {}).values()), default=0))
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
 
@@ -100,6 +103,7 @@ class Sampler:
             "last_step": self.last_step,
             "tolerance": self.tolerance if self.adaptive else None,
             "condition": condition_identity(self.condition),
+            **({} if self.ocm_probes is None else {"ocm_probes": self.ocm_probes}),
         }
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
@@ -153,7 +157,8 @@ def draw_many(
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
-            f"sample has no option {unknown[0]!r}; it has seed, trajectory, noise_cap, last_step and tolerance"
+            f"sample has no option {unknown[0]!r}; it has seed, trajectory, noise_cap, last_step, tolerance and "
+            f"ocm_probes"
         )
     condition = check_condition(condition, n)
     sampler = Sampler(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -17,10 +17,26 @@ from torch import Tensor
 
 from optcov.forward import Bridge, ForwardProcess
 from optcov.gaussian import ClampCounts, CovarianceShape, Gaussian, per_sample
-from optcov.prediction import Prediction
+from optcov.prediction import Network, Prediction
 from optcov.schedule import Schedule, Time
 
 PerTime = Tensor | Callable[[Time], Tensor]  # a tensor of length N + 1 indexed by time, or a function of time
+
+
+@final
+@dataclass(frozen=True)
+class BothUnits:
+    """A number per time in noise units, as every covariance takes it, and the variance that it stands for in velocity.
+
+    The second is finite where no signal is left, and is used there; noise units say nothing of x_0 at such a time.
+    """
+
+    noise: PerTime
+    velocity: PerTime
+
+    def __call__(self, t: Time) -> Tensor:
+        """In noise units."""
+        return number_at(self.noise, t)
 
 
 @final
@@ -133,6 +149,7 @@ class Example:
     noise: Tensor  # (B, *D)
     times: Tensor  # (B,)
     forward: ForwardProcess
+    probe: Tensor | None = None  # z * (J^T z) for random signs z and J = d x0_hat / d x_t, (B, *D)
 
     @property
     def log_snr(self) -> Tensor:
@@ -160,6 +177,8 @@ class Covariance(ABC):
     only_eta: ClassVar[float | None] = None  # the one eta it is defined for
     bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated
     target_can_be_negative: ClassVar[bool] = False
+    target_spread_known: ClassVar[bool] = False  # whether its regression says how: then a positive head can be fitted
+    needs_probe: ClassVar[bool] = False  # whether its regression asks for a probe of the Jacobian
     unit: ClassVar[str] = "noise"  # of the heads that are fitted for it, see optcov.prediction
     about: ClassVar[str] = "zero"  # what moment a timed head estimates: about "zero", or less the squared "prediction"
     rows: ClassVar[tuple[Row, ...]] = ()
@@ -178,6 +197,15 @@ class Covariance(ABC):
                 f'use eta={self.only_eta:g}, or a covariance for any eta such as "beta_tilde"'
             )
         return self
+
+    def asking(
+        self, network: Network, forward: ForwardProcess, seed: int | None = None, indices: Sequence[int] | None = None
+    ) -> Network:
+        """The network as this covariance asks it: itself, unless it wants more of it than its heads say.
+
+        seed, indices: of the images that are drawn, for a covariance that draws something itself.
+        """
+        return network
 
     @abstractmethod
     def second_moment(self, prediction: Prediction) -> CovarianceShape:

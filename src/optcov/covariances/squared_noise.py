@@ -54,6 +54,7 @@ class FullSquaredNoise(Covariance):
     structure = "matrix"
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
-        noise = prediction.noise.flatten(1)
-        matrix = prediction.heads["sn_full"] - noise.unsqueeze(-1) * noise.unsqueeze(-2)
-        return Full(per_sample(prediction.factor("noise"), matrix) * matrix)
+        unit = prediction.units.get("sn_full", "noise")
+        mean = prediction.in_unit(unit).flatten(1)
+        matrix = prediction.heads["sn_full"] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return Full(per_sample(prediction.factor(unit), matrix) * matrix)

@@ -27,9 +27,11 @@ from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
-from optcov.prediction import condition_of
+from optcov.prediction import Prediction, condition_of
 from optcov.schedule import Schedule
 
+_IN_VELOCITY = ("velocity_variance", "velocity_residual")  # known in more recent records alone
+FARTHEST = 25.0  # of levels in bins: where no signal is left the log-SNR is infinite
 _MEASURED = ("mean_square_noise", "mean_square_residual", "mean_square_noise_error", "mean_square_residual_error")
 MOST_TIMES = 100_000  # as many as the longest schedule has
 
@@ -45,6 +47,8 @@ class TimeRecord:
     mean_square_noise_error: float
     mean_square_residual: float
     mean_square_residual_error: float
+    velocity_variance: float | None = None
+    velocity_residual: float | None = None
 
 
 def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
@@ -123,22 +127,30 @@ def _measure_at(
     accelerator: Accelerator,
 ) -> TimeRecord:
     process = ForwardProcess(network.schedule)
-    sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
+    sums = torch.zeros(8, dtype=torch.float64, device=accelerator.device)
     mine = chosen.tensor_split(accelerator.num_processes)[accelerator.process_index]
     for index in mine.split(batch_size):
         x_0 = source.x_0(index).to(accelerator.device)
         noise = batch_noise(seed, index.tolist(), 0, x_0.shape[1:]).to(x_0)
         x_t = process.diffuse(x_0, t, noise)
         condition = {name: value.to(x_0.device) for name, value in condition_of(source, index).items()}
-        predicted = network.prediction_from(network.features(x_t, t, **condition), x_t, t).noise
-        per_image = torch.stack([mean_square(predicted), mean_square(noise - predicted)])
+        prediction = network.prediction_from(network.features(x_t, t, **condition), x_t, t)
+        squares = (mean_square(prediction.noise), mean_square(noise - prediction.noise))
+        per_image = torch.stack([*squares, *velocity_squares(prediction, x_0, noise)])
         sums += torch.cat([per_image.sum(1), per_image.square().sum(1)])
     total = accelerator.reduce(sums, "sum").cpu() / len(chosen)
-    mean, spread = total[:2], (total[2:] - total[:2].square()).clamp(min=0.0)
+    mean, spread = total[:4], (total[4:] - total[:4].square()).clamp(min=0.0)
     if not bool(total.isfinite().all()):
         raise TrainingError(f"the network returned NaN or infinity at time {t}; check its weights and its precision")
     error = (spread / max(1, len(chosen) - 1)).sqrt()
-    return TimeRecord(t, len(chosen), float(mean[0]), float(error[0]), float(mean[1]), float(error[1]))
+    known = [float(value) for value in (mean[0], error[0], mean[1], error[1], mean[2].clamp(min=0.0), mean[3])]
+    return TimeRecord(t, len(chosen), *known)
+
+
+def velocity_squares(prediction: Prediction, x_0: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """u^2 - u_hat^2 and (u - u_hat)^2 of the velocity u, averaged over pixels, (B,) each, float64."""
+    known, predicted = prediction.in_unit("velocity", x_0, noise), prediction.in_unit("velocity")
+    return mean_square(known) - mean_square(predicted), mean_square(known - predicted)
 
 
 def chosen_images(source: Source, count: int, seed: int) -> Tensor:
@@ -151,7 +163,8 @@ def chosen_images(source: Source, count: int, seed: int) -> Tensor:
 def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:
     """Records to what a bundle stores."""
     ordered = sorted(records, key=lambda record: record.time)
-    columns = {name: [getattr(record, name) for record in ordered] for name in _MEASURED}
+    measured = [*_MEASURED, *(name for name in _IN_VELOCITY if all(getattr(r, name) is not None for r in ordered))]
+    columns = {name: [getattr(record, name) for record in ordered] for name in measured}
     return _as_numbers({"times": [record.time for record in ordered], **columns})
 
 
@@ -172,9 +185,10 @@ def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) 
 def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) -> NumbersPerTime:
     """Numbers per time from single samples at random times, pooled in bins of the log-SNR.
 
-    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them.
+    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them, and
+    "velocity_variance", "velocity_residual" if they are known.
     """
-    level = -schedule.log_snr(samples["time"])
+    level = (-schedule.log_snr(samples["time"])).clamp(-FARTHEST, FARTHEST)
     low, high = float(level.min()), float(level.max())
     bin_of = ((level - low) / max(high - low, 1e-12) * bins).long().clamp(max=bins - 1)
     columns: dict[str, list[float]] = {name: [] for name in ("times", *_MEASURED)}
@@ -187,6 +201,8 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
             values = samples[name][inside].double()
             columns[name].append(float(values.mean()))
             columns[f"{name}_error"].append(float(values.std() / count**0.5) if count > 1 else float(values.mean()))
+        for name in (name for name in _IN_VELOCITY if name in samples):
+            columns.setdefault(name, []).append(max(0.0, float(samples[name][inside].double().mean())))
     return _as_numbers(columns)
 
 
