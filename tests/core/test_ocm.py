@@ -89,16 +89,17 @@ def test_probes_depend_on_the_seed_and_the_images_number_alone():
 
 
 def test_negative_estimates_are_set_to_zero_and_counted():
-    data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [[[0.3, 0.29], [0.29, 0.3]]])
+    correlated = [[0.3 if i == j else 0.29 for j in range(3)] for i in range(3)]
+    data = oracle.GaussianMixture([1.0], [[0.0] * 3], [correlated])
     schedule = Schedule.linear()
     process = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "ocm", None, ocm_probes=1)
-    found = process.posterior(torch.randn(50, 2, dtype=torch.float64), 100).variance
-    assert float(found.min()) >= 0
-    assert process.bounds.total == 100
-    assert process.bounds.below == int((found == 0).sum())
-    drawn = sample(process, Trajectory.even(schedule, 5), (20, 2))
+    found = process.posterior(torch.randn(50, 3, dtype=torch.float64), 700).variance
+    assert float(found.min()) == 0
+    assert process.bounds.total == 150
+    assert process.bounds.below == int((found == 0).sum()) > 10
+    drawn = sample(process, Trajectory.even(schedule, 5), (20, 3))
     assert bool(drawn.isfinite().all())
-    assert process.bounds.total == 100 + 5 * 40  # sampling counts in the same place
+    assert process.bounds.total == 150 + 5 * 60  # sampling counts in the same place
 
 
 @pytest.mark.parametrize("row", ["OCM-DDPM", "OCM-DDIM"])

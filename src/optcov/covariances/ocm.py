@@ -69,7 +69,8 @@ class Ocm(Covariance):
         if example.probe is None:
             raise ValueError("the head 'ocm' is fitted on probes of the Jacobian, but this example has none")
         seen = example.prediction.signal > 0
-        target = torch.where(per_sample(seen, example.probe), clean_variance(example.prediction, example.probe, unit), 0)
+        target = clean_variance(example.prediction, example.probe, unit)
+        target = torch.where(per_sample(seen, target) > 0, target, 0)
         plain = Regression.plain(target)
         scale = NEIGHBOURS * mean_square(example.residual(unit)).to(target)
         weight = seen.double().expand(len(target))
