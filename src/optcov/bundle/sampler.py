@@ -31,6 +31,8 @@ class Sampler:
     its own steps.
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i.
     ocm_probes: of OCM-DDPM and OCM-DDIM, so many probes of the Jacobian at each step in the place of a fitted head.
+    paper_exact: clip x0_hat as the paper does, and not as the method measures best (docs/clipping.md). clip_mean and
+    use_clipped_model_output, of `ReverseProcess`, win over either.
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -51,28 +53,51 @@ class Sampler:
         tolerance: float = 0.05,
         condition: Mapping[str, Tensor] | None = None,
         ocm_probes: int | None = None,
+        paper_exact: bool = False,
+        clip_mean: bool | None = None,
+        use_clipped_model_output: bool | None = None,
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
         self.steps, self.seed, self.last_step = steps, seed, last_step
+        self.clipping: dict[str, Any] = {}
         self.tolerance = check_number("tolerance", tolerance)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
-            self.process = model.reverse_process(self.method, all_heads=False, ocm_probes=ocm_probes)
+            self.clipping = self._clipping(paper_exact, clip_mean, use_clipped_model_output)
+            self.process = model.reverse_process(
+                self.method, all_heads=False, ocm_probes=ocm_probes, **self.clipping
+            )
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             if not isinstance(trajectory, Trajectory):
                 raise ValueError(f"trajectory = {trajectory!r:.80} is neither a name such as even nor a Trajectory")
             self.trajectory = trajectory
-        elif (trajectory, noise_cap, last_step, ocm_probes) != ("even", None, "mean", None):
+        elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
             raise ValueError(
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
+        elif (ocm_probes, clip_mean, use_clipped_model_output) != (None, None, None):
+            raise ValueError(
+                f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, or "
+                f"choose a method such as {DEFAULT_METHOD}"
+            )
         self.ocm_probes = ocm_probes
         self.condition = check_condition(condition, max(map(len, (condition or {}).values()), default=0))
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
+
+    def _clipping(
+        self, paper_exact: bool, clip_mean: bool | None, use_clipped_model_output: bool | None
+    ) -> dict[str, Any]:
+        """The method's own way to clip, or the paper's, and what the caller says himself."""
+        if not isinstance(paper_exact, bool):
+            raise ValueError(f"paper_exact = {paper_exact!r} is not a switch; pass True or False")
+        told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
+        chosen = {**self.method.clipping(paper_exact), **{name: v for name, v in told.items() if v is not None}}
+        usual = {"clip_mean": True, "use_clipped_model_output": None}  # which are the paper's
+        return {name: value for name, value in chosen.items() if value != usual[name]}
 
     @property
     def adaptive(self) -> bool:
@@ -104,6 +129,7 @@ class Sampler:
             "tolerance": self.tolerance if self.adaptive else None,
             "condition": condition_identity(self.condition),
             **({} if self.ocm_probes is None else {"ocm_probes": self.ocm_probes}),
+            **self.clipping,  # nothing if it is the paper's
         }
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
@@ -157,8 +183,8 @@ def draw_many(
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
-            f"sample has no option {unknown[0]!r}; it has seed, trajectory, noise_cap, last_step, tolerance and "
-            f"ocm_probes"
+            f"sample has no option {unknown[0]!r}; it has seed, trajectory, noise_cap, last_step, tolerance, "
+            f"ocm_probes, paper_exact, clip_mean and use_clipped_model_output"
         )
     condition = check_condition(condition, n)
     sampler = Sampler(

@@ -51,6 +51,12 @@ def command(
     ),
     last_step: str = typer.Option("mean", help="The last step shows its mean, or is drawn: mean or draw."),
     tolerance: float = typer.Option(0.05, help="Relative tolerance of Gotta Go Fast, which chooses its own steps."),
+    ocm_probes: int | None = typer.Option(
+        None, help="Of OCM-DDPM and OCM-DDIM: probe the Jacobian so often at each step, in the place of a fitted head."
+    ),
+    paper_exact: bool = typer.Option(
+        False, "--paper-exact", help="Clip x0_hat as the paper does, not as the method measures best."
+    ),
     compare: bool = typer.Option(
         False, "--compare", help="One picture: methods as rows, steps as columns, same noise."
     ),
@@ -64,17 +70,16 @@ def command(
     """Draw images by any method of the paper, or by a peer of diffusers.
 
     In discrete time: DDPM, beta-tilde; DDPM, beta; A-DDPM; NPR-DDPM; SN-DDPM; DDIM; A-DDIM; NPR-DDIM; SN-DDIM;
-    Improved DDPM.
+    OCM-DDPM; OCM-DDIM; Improved DDPM.
 
     In continuous time: Euler-Maruyama; Ancestral sampling; Probability flow; A-DPM; NPR-DPM; SN-DPM; Gotta Go Fast.
 
     Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
     """
     from optcov import bundle as bundles
-    from optcov.methods import DEFAULT_METHOD
+    from optcov.bundle.sampler import suggested_method
     from optcov.processes import this_process
 
-    method = DEFAULT_METHOD if method is None else method
     if n < 1 or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
     if n > MAX_IMAGES:
@@ -82,6 +87,7 @@ def command(
     state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
+    method = suggested_method(model) if method is None else method
     if compare:
         done = _compare(model, out, methods, steps_list, min(n, IN_PICTURE), seed)
         if json:
@@ -90,6 +96,7 @@ def command(
             finish(Path(done["picture"]), "optcov", "sample", bundle, "--variance-map")
         return
     options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
+    options |= {"ocm_probes": ocm_probes, "paper_exact": paper_exact}
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps))
     times = f" ({trajectory})" if sampler.trajectory else ""

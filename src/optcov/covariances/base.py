@@ -42,12 +42,17 @@ class BothUnits:
 @final
 @dataclass(frozen=True)
 class Row:
-    """One row of METHODS that steps by a covariance."""
+    """One row of METHODS that steps by a covariance.
+
+    clip_mean, use_clipped_model_output: how images are drawn by it, unless the paper's way is asked for (docs/clipping.md).
+    """
 
     name: str
     eta: float = 1.0
     continuous: bool = False
     noise_cap: float | None = None  # the paper's y, in 8-bit levels
+    clip_mean: bool = False
+    use_clipped_model_output: bool | None = None
 
 
 def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
@@ -55,7 +60,7 @@ def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
     return (
         Row(f"{letter}-DDPM", 1.0, noise_cap=noise_cap),
         Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap),
-        Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap),
+        Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap, clip_mean=True),
     )
 
 

@@ -32,7 +32,7 @@ class Beta(Covariance):
     structure = "isotropic"
     bounded = False
     only_eta = 1.0
-    rows = (Row("DDPM, beta", 1.0), Row("Ancestral sampling", 1.0, continuous=True))
+    rows = (Row("DDPM, beta", 1.0), Row("Ancestral sampling", 1.0, continuous=True, clip_mean=True))
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         return Isotropic(prediction.spread.square())

@@ -12,7 +12,7 @@ from torch import nn
 
 from optcov.bundle import Bundle, schedule_spec
 from optcov.checkpoints.pipelines import DECODERS
-from optcov.covariances import find_covariance
+from optcov.covariances import BothUnits, PerTime, find_covariance, number_at
 from optcov.integrations.scheduler import OptimalCovarianceScheduler, OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
@@ -24,12 +24,19 @@ __all__ = ["OptimalCovarianceScheduler", "OptimalCovarianceSchedulerOutput", "UN
 TRAJECTORIES = ("even", "optimal")
 
 
-def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even") -> Any:
+def attach(
+    pipeline: Any,
+    bundle: Bundle,
+    method: str = DEFAULT_METHOD,
+    trajectory: str = "even",
+    paper_exact: bool = False,
+) -> Any:
     """Make a pipeline (DDPMPipeline, DDIMPipeline, ...) sample by a method of METHODS, and return it.
 
     Its network and its scheduler become the bundle's, which must take the same images. trajectory: "even", or "optimal"
     to visit the bundle's optimal times where it has as many steps as asked for. A bundle in continuous time runs on the
-    linear schedule of 1,000 steps, by equal noise levels.
+    linear schedule of 1,000 steps, by equal noise levels. paper_exact: clip x0_hat as the paper does, and not as the
+    method measures best (docs/clipping.md).
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -40,7 +47,7 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
         bundle = bundle.with_schedule(Schedule.linear())
     bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
-    scheduler = _scheduler(bundle, row, trajectory)
+    scheduler = _scheduler(bundle, row, trajectory, paper_exact)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
@@ -81,17 +88,19 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
         )
 
 
-def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianceScheduler:
+def _scheduler(bundle: Bundle, row: Method, trajectory: str, paper_exact: bool) -> OptimalCovarianceScheduler:
     schedule = bundle.schedule
     assert row.covariance is not None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = row.clipping(paper_exact)
     kind = find_covariance(row.covariance)
     if kind.head in bundle.heads:
         head = bundle.heads[kind.head]
         options |= {"head_unit": head.unit, "head_about": head.about}
     if kind.number is not None:
-        numbers = bundle.per_time(kind.number)(schedule.full_grid()).tolist()
-        options[kind.number] = [numbers[0], *numbers]  # the one at time 0 is not used
+        numbers = bundle.per_time(kind.number)
+        options[kind.number] = _at_all_times(numbers, schedule)
+        if isinstance(numbers, BothUnits):
+            options["velocity_numbers"] = _at_all_times(numbers.velocity, schedule)
     if trajectory == "optimal":
         options["trajectories"] = _trajectories(bundle, row)
     scheduler: OptimalCovarianceScheduler = OptimalCovarianceScheduler(
@@ -105,6 +114,11 @@ def _scheduler(bundle: Bundle, row: Method, trajectory: str) -> OptimalCovarianc
         **options,
     )
     return scheduler
+
+
+def _at_all_times(numbers: PerTime, schedule: Schedule) -> list[float]:
+    values: list[float] = number_at(numbers, schedule.full_grid()).tolist()
+    return [values[0], *values]  # the one at time 0 is not used
 
 
 def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:

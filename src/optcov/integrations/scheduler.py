@@ -18,7 +18,7 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from optcov.covariances import Bounds, find_covariance
+from optcov.covariances import BothUnits, Bounds, PerTime, find_covariance
 from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
 from optcov.integrations.scheduler_checks import check_config, refuse_other_processes
@@ -35,7 +35,7 @@ class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
     """What a step returns."""
 
     prev_sample: Tensor  # x_s, (B, C, H, W)
-    pred_original_sample: Tensor  # mean of x_0 given x_t, clipped to the data range, (B, C, H, W)
+    pred_original_sample: Tensor  # mean of x_0 given x_t, in the data range if clip_mean, (B, C, H, W)
     pred_original_variance: Tensor | None = None  # variance of x_0 given x_t, (B, C, H, W); None for "range"
 
 
@@ -49,7 +49,9 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     read the second half of an output of 2C channels (see `UNetWithHead`).
     head_unit, head_about: what that half estimates, as `Head.unit` and `Head.about` say.
     eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
-    mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
+    mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic; velocity_numbers:
+    the same variance in velocity units, for the time of a zero terminal SNR.
+    clip_mean: False clips x0_hat in the last step alone, and bounds variances all the same.
     noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
     trajectories: number of steps -> our times, ascending; what `set_timesteps(n)` takes instead of even ones.
     """
@@ -87,6 +89,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         noise_cap: float | None = None,
         last_step: str = "mean",
         trajectories: dict[str, list[int]] | None = None,
+        clip_mean: bool = True,
+        velocity_numbers: list[float] | None = None,
     ):
         check_config(self.config)
         self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
@@ -99,8 +103,9 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             covariance,
             (-clip_sample_range, clip_sample_range) if clip_sample else None,
             use_clipped_model_output,
-            mean_square_noise=_per_time(mean_square_noise),
-            mean_square_residual=_per_time(mean_square_residual),
+            clip_mean,
+            mean_square_noise=_per_time(mean_square_noise, velocity_numbers),
+            mean_square_residual=_per_time(mean_square_residual, velocity_numbers),
         )
         self._variance_cap = variance_cap(self._process, noise_cap)
         self._trajectories = _check_trajectories(trajectories or {}, self.schedule)
@@ -233,8 +238,11 @@ def _no_network(x_t: Tensor, t: Any) -> NoReturn:
     raise AssertionError("in a pipeline the network has run before the scheduler steps")
 
 
-def _per_time(numbers: Sequence[float] | None) -> Tensor | None:
-    return None if numbers is None else torch.tensor(numbers, dtype=torch.float64)
+def _per_time(numbers: Sequence[float] | None, velocity: Sequence[float] | None) -> PerTime | None:
+    if numbers is None:
+        return None
+    in_noise = torch.tensor(numbers, dtype=torch.float64)
+    return in_noise if velocity is None else BothUnits(in_noise, torch.tensor(velocity, dtype=torch.float64))
 
 
 def _whole(timestep: Any) -> int:
