@@ -73,7 +73,7 @@ class ReverseProcess:
         numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
         if ocm_probes is not None:
             if covariance != "ocm":
-                raise ValueError(f'ocm_probes = {ocm_probes!r} belongs to the covariance "ocm", not to {covariance!r:.80}')
+                raise ValueError(f'ocm_probes belongs to the covariance "ocm", not to {covariance!r:.80}; leave it out')
             covariance = Ocm(ocm_probes)
         self.forward, self.covariance = forward, make_covariance(covariance, numbers).bound_to(forward)
         self._unasked = network

@@ -150,7 +150,7 @@ def test_a_number_of_probes_that_is_none_is_refused(probes):
 def test_bad_input_is_named():
     schedule = Schedule.linear()
     forward = ForwardProcess(schedule)
-    with pytest.raises(ValueError, match=r"ocm_probes = 8 belongs to the covariance \"ocm\", not to 'npr'"):
+    with pytest.raises(ValueError, match=r"ocm_probes belongs to the covariance \"ocm\", not to 'npr'"):
         ReverseProcess(DATA.network(schedule), forward, "npr", ocm_probes=8)
     with pytest.raises(ValueError, match=r"seed = 'a' is not a whole number"):
         Ocm(probes=8, seed="a")

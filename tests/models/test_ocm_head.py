@@ -122,7 +122,7 @@ def test_a_bundle_without_the_head_draws_by_probes_when_asked():
     assert bool(drawn.isfinite().all())
     process = bundle.reverse_process("OCM-DDIM", ocm_probes=2)
     assert process.posterior(torch.zeros(1, 1, 8, 8), 500).variance.shape == (1, 1, 8, 8)
-    with pytest.raises(ValueError, match="ocm_probes = 2 belongs to"):
+    with pytest.raises(ValueError, match="ocm_probes belongs to"):
         bundle.sample(2, method="NPR-DDPM", steps=3, ocm_probes=2, progress=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.loading import find_bundle, load
+from optcov.bundle.recommendation import possible_covariances, recommendations
 from optcov.bundle.sampler import draw_many
 from optcov.bundle.schedules import schedule_spec
 from optcov.data.export import grid, png_bytes
@@ -46,6 +48,8 @@ def describe(source: str | Path | Bundle) -> dict[str, Any]:
         "schedule": _schedule(bundle),
         "heads": {name: {**head_config(head), "parameters": _parameters(head)} for name, head in bundle.heads.items()},
         "numbers_per_time": _numbers(bundle),
+        "covariances": possible_covariances(bundle),
+        "recommended": {purpose: asdict(best) for purpose, best in recommendations(bundle).items()},
         "optimal_trajectories": _trajectories(bundle),
         "provenance": dict(bundle.provenance),
         "sizes": {} if directory is None else _sizes(directory),
@@ -118,6 +122,14 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "schedule", ", ".join([schedule.pop("kind"), *_pairs(schedule)])
     yield from _heads_lines(content["heads"])
     yield from _numbers_lines(content["numbers_per_time"])
+    yield "covariances", ", ".join(content["covariances"])
+    chosen = content["recommended"]
+    yield (
+        "recommended",
+        ", ".join(f"for {name} {best['method'] or best['covariance']}" for name, best in chosen.items()),
+    )
+    for why in dict.fromkeys(best["why"] for best in chosen.values()):
+        yield "", f"because {why}"
     yield from _trajectories_lines(content["optimal_trajectories"])
     caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
     yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
+from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
@@ -66,9 +67,7 @@ class Sampler:
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
             self.clipping = self._clipping(paper_exact, clip_mean, use_clipped_model_output)
-            self.process = model.reverse_process(
-                self.method, all_heads=False, ocm_probes=ocm_probes, **self.clipping
-            )
+            self.process = model.reverse_process(self.method, all_heads=False, ocm_probes=ocm_probes, **self.clipping)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             if not isinstance(trajectory, Trajectory):
@@ -81,8 +80,8 @@ class Sampler:
             )
         elif (ocm_probes, clip_mean, use_clipped_model_output) != (None, None, None):
             raise ValueError(
-                f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, or "
-                f"choose a method such as {DEFAULT_METHOD}"
+                f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, "
+                f"or choose a method such as {DEFAULT_METHOD}"
             )
         self.ocm_probes = ocm_probes
         self.condition = check_condition(condition, max(map(len, (condition or {}).values()), default=0))
@@ -199,13 +198,8 @@ def draw_many(
 
 
 def suggested_method(bundle: Bundle) -> str:
-    """The default method, or the nearest to it that the bundle can run as it is."""
-    ways = {
-        DEFAULT_METHOD: "npr" in bundle.heads,
-        "SN-DDIM": "sn" in bundle.heads,
-        "A-DDIM": bundle.numbers is not None,
-    }
-    return next((method for method, possible in ways.items() if possible), "DDIM")
+    """The default method, or what is recommended for images in its place: see optcov.bundle.recommendation."""
+    return recommendations(bundle)["images"].method or DEFAULT_METHOD
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:

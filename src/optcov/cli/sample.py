@@ -37,7 +37,9 @@ def command(
         help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
     ),
     method: str | None = typer.Option(
-        None, help="A row of the paper or a peer, as listed above; by default NPR-DDIM.", show_default=False
+        None,
+        help="A row of the paper or a peer, as listed above; by default NPR-DDIM, or what optcov info recommends.",
+        show_default=False,
     ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int = typer.Option(64, "--n", help="Number of images."),

@@ -1,8 +1,8 @@
 """One number per time: Analytic-DPM, and the same corrected for the imperfect mean.
 
-In noise units v = k y with k = beta_bar / alpha_bar, where y is 1 - Gamma_t or the mean square residual. Where no signal
-is left (flow matching at t = 1, schedules of zero terminal SNR at N) k is infinite and y is 0. With u the velocity, of
-which x_0 is linear with the slope -b / sqrt(a^2 + b^2) at every time, the same two numbers are
+In noise units v = k y with k = beta_bar / alpha_bar, where y is 1 - Gamma_t or the mean square residual. Where no
+signal is left (flow matching at t = 1, schedules of zero terminal SNR at N) k is infinite and y is 0. With u the
+velocity, of which x_0 is linear with the slope -b / sqrt(a^2 + b^2) at every time, the same two numbers are
 
     E mean(u^2) - E mean(u_hat^2)      and      E mean((u - u_hat)^2),       v = b^2 / (a^2 + b^2) times either,
 

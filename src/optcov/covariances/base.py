@@ -44,7 +44,8 @@ class BothUnits:
 class Row:
     """One row of METHODS that steps by a covariance.
 
-    clip_mean, use_clipped_model_output: how images are drawn by it, unless the paper's way is asked for (docs/clipping.md).
+    clip_mean, use_clipped_model_output: how images are drawn by it, unless the paper's way is asked for; see
+    docs/clipping.md.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Optimal covariance matching (OCM, ICLR 2025): the covariance that the network's own Jacobian implies.
 
 v = (beta_bar / a) diag(d x0_hat / d x_t), which for predicted noise is k (1 - sqrt(beta_bar) diag(d eps_hat / d x_t)).
-It is exact if the mean is, needs no data, and is read from a head that was fitted on probes, or from probes at run time.
+It is exact if the mean is, and is read from a head that was fitted on probes, or from probes at run time.
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ class JointObjective(_OfHeads):
     ):
         super().__init__(network, tasks, loss)
         if needs_probe(tasks):
-            raise TrainingError("heads on probes of the Jacobian need a network that is trained already; fit them later")
+            raise TrainingError(
+                "heads on probes of the Jacobian need a network that is trained already; fit them later"
+            )
         self.head_weight = head_weight
 
     def forward(self, batch: Batch) -> Tensor:

@@ -49,8 +49,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     read the second half of an output of 2C channels (see `UNetWithHead`).
     head_unit, head_about: what that half estimates, as `Head.unit` and `Head.about` say.
     eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
-    mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic; velocity_numbers:
-    the same variance in velocity units, for the time of a zero terminal SNR.
+    mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
+    velocity_numbers: the same variance in velocity units, for the time of a zero terminal SNR.
     clip_mean: False clips x0_hat in the last step alone, and bounds variances all the same.
     noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
     trajectories: number of steps -> our times, ascending; what `set_timesteps(n)` takes instead of even ones.

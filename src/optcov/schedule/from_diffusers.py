@@ -46,7 +46,9 @@ def _of_config(scheduler: Any, config: Mapping[str, Any]) -> DiscreteSchedule:
     if kind == "squaredcos_cap_v2":
         return Schedule.cosine(steps)
     if config.get("rescale_betas_zero_snr"):
-        raise ValueError(f"rescale_betas_zero_snr is not known for beta_schedule = {kind!r}; pass trained_betas instead")
+        raise ValueError(
+            f"rescale_betas_zero_snr is not known for beta_schedule = {kind!r}; pass trained_betas instead"
+        )
     return Schedule.from_betas(scheduler.betas)
 
 
