@@ -123,13 +123,7 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _heads_lines(content["heads"])
     yield from _numbers_lines(content["numbers_per_time"])
     yield "covariances", ", ".join(content["covariances"])
-    chosen = content["recommended"]
-    yield (
-        "recommended",
-        ", ".join(f"for {name} {best['method'] or best['covariance']}" for name, best in chosen.items()),
-    )
-    for why in dict.fromkeys(best["why"] for best in chosen.values()):
-        yield "", f"because {why}"
+    yield from _recommended_lines(content["recommended"])
     yield from _trajectories_lines(content["optimal_trajectories"])
     caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
     yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"
@@ -159,6 +153,13 @@ def _numbers_lines(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ):
         if name in numbers:
             yield "", f"{text:26} {numbers[name]['first']:.3g} to {numbers[name]['last']:.3g}"
+
+
+def _recommended_lines(best: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What to use for which purpose, and the reasons, which they often share."""
+    yield "recommended", ", ".join(f"for {name} {one['method'] or one['covariance']}" for name, one in best.items())
+    for why in dict.fromkeys(one["why"] for one in best.values()):
+        yield "", f"because {why}"
 
 
 def _trajectories_lines(found: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """The diagonal of a denoiser's Jacobian by probes: E[z * (J^T z)] = diag(J) for z of independent random signs.
 
 J = d x0_hat / d x_t. If x0_hat is the mean of x_0 given x_t, then Cov[x_0 | x_t] = (beta_bar / a) J with
-a = sqrt(alpha_bar): Tweedie's formula, of second order. One backward pass gives J^T z, for every network that can be trained. The error of a
-probe is sum_j J_ij z_i z_j over the other pixels j, and goes with one over the root of their number.
+a = sqrt(alpha_bar): Tweedie's formula, of second order. One backward pass gives J^T z, for every network that can be
+trained. The error of a probe is sum_j J_ij z_i z_j over the other pixels j; that of m probes is smaller by sqrt(m).
 """
 
 from __future__ import annotations
