@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from optcov import Schedule, fit, oracle
+from optcov import Schedule, fit, load, oracle
 from optcov.covariances import Example, Ocm
 from optcov.fitting import Batches, TrainingError, fit_closed_form, new_heads, train_heads
 from optcov.fitting.objectives import JointObjective, observe
@@ -100,6 +100,7 @@ def test_a_fit_of_all_heads_makes_a_bundle_that_draws_and_scores(tmp_path):
     assert set(bundle.heads) == {"sn", "npr", "ocm"}
     assert set(bundle.provenance["calibration"]) == {"sn", "npr", "ocm"}
     bundle.save(tmp_path / "b")
+    bundle = load(tmp_path / "b")
     for method in ("OCM-DDPM", "OCM-DDIM"):
         assert bool(bundle.sample(2, method=method, steps=3, progress=False).isfinite().all())
     score = bundle.bits_per_dim(pixels[:2], steps=3, methods=["OCM-DDPM"], progress=False)
