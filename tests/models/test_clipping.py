@@ -16,17 +16,22 @@ def drawn(bundle, method, **options):
     return bundle.sample(2, method=method, steps=4, progress=False, **options)
 
 
+def stepped(process, bundle, method):
+    return sample(process, bundle.trajectory(4), (2, 1, 8, 8), noise_cap=bundle.noise_cap(method))
+
+
 @pytest.mark.parametrize("method", ["DDIM", "NPR-DDIM", "NPR-DDPM"])
-def test_the_papers_way_is_that_of_a_plain_reverse_process(method):
+def test_a_bundle_draws_by_its_reverse_process_in_both_ways(method):
     bundle = small_bundle(Schedule.linear())
-    process = bundle.reverse_process(method)
-    plain = sample(process, bundle.trajectory(4), (2, 1, 8, 8), noise_cap=bundle.noise_cap(method))
-    torch.testing.assert_close(drawn(bundle, method, paper_exact=True), plain, rtol=0, atol=1e-5)
-    ours = bundle.reverse_process(method, **METHODS[method].clipping())
-    best = sample(ours, bundle.trajectory(4), (2, 1, 8, 8), noise_cap=bundle.noise_cap(method))
-    torch.testing.assert_close(drawn(bundle, method), best, rtol=0, atol=1e-5)
-    assert not torch.allclose(best, plain, atol=1e-3)
-    assert float(best.abs().max()) <= 1
+    ways = {exact: bundle.reverse_process(method, paper_exact=exact) for exact in (True, False)}
+    plain = METHODS[method].reverse_process(bundle.network, bundle.schedule)
+    torch.testing.assert_close(stepped(ways[True], bundle, method), stepped(plain, bundle, method))
+    for exact, process in ways.items():
+        images = drawn(bundle, method, paper_exact=exact)
+        torch.testing.assert_close(images, stepped(process, bundle, method), rtol=0, atol=1e-4)
+        assert float(images.abs().max()) <= 1
+    same = torch.allclose(*(stepped(process, bundle, method) for process in ways.values()), atol=1e-3)
+    assert same == METHODS[method].clip_mean
 
 
 def test_what_the_caller_says_wins_over_both():
@@ -46,16 +51,11 @@ def test_settings_tell_the_two_ways_apart_and_the_papers_are_as_before():
     assert best == {**paper, "clip_mean": False}
 
 
-def test_the_rows_of_the_paper_are_composed_as_the_paper_has_them():
-    data_free = small_bundle(Schedule.linear())
+def test_rows_of_ddims_process_in_discrete_time_do_not_clip_the_mean_and_others_are_the_papers():
     for name, method in METHODS.items():
         assert method.clipping(paper_exact=True) == {}
-        if method.covariance and not method.continuous and method.covariance in ("beta_tilde", "npr", "sn"):
-            process = data_free.reverse_process(name)
-            assert process.bounds.clip_mean
-            assert process.use_clipped_model_output == (method.eta == 1)
-        if method.continuous:
-            assert method.clipping() in ({}, PAPER)  # not measured, so as in the paper
+        unclipped = method.eta == 0 and not method.continuous
+        assert method.clipping() == {**PAPER, "clip_mean": not unclipped}, name
 
 
 def test_tables_of_the_paper_draw_as_the_paper_does():

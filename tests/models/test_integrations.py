@@ -145,7 +145,7 @@ def test_attached_pipeline_draws_what_the_bundle_does(method, paper_exact):
     ).images
     generator = torch.Generator().manual_seed(1)
     x_0 = sample(
-        bundle.reverse_process(method, **METHODS[method].clipping(paper_exact)),
+        bundle.reverse_process(method, paper_exact=paper_exact),
         bundle.trajectory(6),
         start=torch.randn(SHAPE, generator=generator),
         noise=lambda t, s: torch.randn(SHAPE, generator=generator),

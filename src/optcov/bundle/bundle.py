@@ -176,14 +176,22 @@ class Bundle:
             raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
 
-    def reverse_process(self, method: str | Method, *, all_heads: bool = True, **options: Any) -> ReverseProcess:
+    def reverse_process(
+        self, method: str | Method, *, all_heads: bool = True, paper_exact: bool = False, **options: Any
+    ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
+        paper_exact: clip x0_hat as the paper does, and not as the method measures best for images (docs/clipping.md).
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
         """
         row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
-        options = {"covariance": row.covariance, "data_range": self.data_range, **options}
+        options = {
+            "covariance": row.covariance,
+            "data_range": self.data_range,
+            **row.clipping(paper_exact),
+            **options,
+        }
         covariance = options["covariance"]
         network = self.network
         if isinstance(covariance, str):

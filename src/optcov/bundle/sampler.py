@@ -67,7 +67,8 @@ class Sampler:
         self.trajectory: Trajectory | None = None
         if self.method.covariance is not None:
             self.clipping = self._clipping(paper_exact, clip_mean, use_clipped_model_output)
-            self.process = model.reverse_process(self.method, all_heads=False, ocm_probes=ocm_probes, **self.clipping)
+            options = {"ocm_probes": ocm_probes, "paper_exact": True, **self.clipping}
+            self.process = model.reverse_process(self.method, all_heads=False, **options)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             if not isinstance(trajectory, Trajectory):

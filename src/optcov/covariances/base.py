@@ -52,7 +52,7 @@ class Row:
     eta: float = 1.0
     continuous: bool = False
     noise_cap: float | None = None  # the paper's y, in 8-bit levels
-    clip_mean: bool = False
+    clip_mean: bool = True
     use_clipped_model_output: bool | None = None
 
 
@@ -60,8 +60,8 @@ def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
     """The rows that an estimated covariance has in the paper: LETTER-DDPM, LETTER-DDIM and LETTER-DPM."""
     return (
         Row(f"{letter}-DDPM", 1.0, noise_cap=noise_cap),
-        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap),
-        Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap, clip_mean=True),
+        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap, clip_mean=False),
+        Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap),
     )
 
 

@@ -18,7 +18,7 @@ class BetaTilde(Covariance):
     name = "beta_tilde"
     structure = "isotropic"
     bounded = False
-    rows = (Row("DDPM, beta-tilde", 1.0), Row("DDIM", 0.0))
+    rows = (Row("DDPM, beta-tilde", 1.0), Row("DDIM", 0.0, clip_mean=False))
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         return Isotropic(torch.zeros((), dtype=torch.float64))
@@ -32,7 +32,7 @@ class Beta(Covariance):
     structure = "isotropic"
     bounded = False
     only_eta = 1.0
-    rows = (Row("DDPM, beta", 1.0), Row("Ancestral sampling", 1.0, continuous=True, clip_mean=True))
+    rows = (Row("DDPM, beta", 1.0), Row("Ancestral sampling", 1.0, continuous=True))
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         return Isotropic(prediction.spread.square())
