@@ -20,7 +20,7 @@ from torch import Tensor
 
 from optcov.forward import ForwardProcess, first_step_variance
 from optcov.gaussian import LOG_2_PI
-from optcov.prediction import Network, NoisePrediction
+from optcov.prediction import Network, NoisePrediction, Prediction, check_kind, output_of
 from optcov.schedule import Schedule, Time
 
 NoiseError = Callable[[Tensor, Time], Tensor]
@@ -177,16 +177,35 @@ class GaussianMixture:
             covariance=spread[:, None, None] * identity + weight.square()[:, None, None] * clean.covariance,
         )
 
-    def network(self, schedule: Schedule, error: NoiseError | Tensor | float | None = None) -> Network:
+    def velocity_moments(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Moments:
+        """Mean and covariance given x_t of the velocity (see optcov.prediction), also where no signal is left."""
+        clean = self.clean_moments(x_t, schedule, t, class_labels)
+        a, b = (level.expand(len(x_t)) for level in schedule.levels(t))
+        power = a.square() + b.square()
+        of_x, of_clean = a / (b * power.sqrt()), -power.sqrt() / b
+        return Moments(
+            of_x[:, None] * x_t.flatten(1).double() + of_clean[:, None] * clean.mean,
+            of_clean.square()[:, None, None] * clean.covariance,
+        )
+
+    def network(
+        self,
+        schedule: Schedule,
+        error: NoiseError | Tensor | float | None = None,
+        prediction_type: str = "epsilon",
+    ) -> Network:
         """A network with perfect heads, whose mean is perfect but for a chosen error added to the noise.
 
         error: a number, a tensor that broadcasts to x_t, or a function of (x_t, t). The NPR heads know the error
-        (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it. The range head is the optimum of
-        Improved DDPM's loss, which scores single steps of the full process (`Schedule.small_step`). If the mixture has
-        labels, the network needs the condition `class_labels`, (B,).
+        (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it, and the OCM head is that of a perfect
+        mean. The range head is the optimum of Improved DDPM's loss, which scores single steps of the full process
+        (`Schedule.small_step`). If the mixture has labels, the network needs the condition `class_labels`, (B,).
+        prediction_type: what it returns, see optcov.prediction. Others than epsilon work where no signal is left; then
+        the heads are in velocity units, and so is the error.
         """
+        noisy = check_kind(prediction_type) == "epsilon"
 
-        def predict(x_t: Tensor, t: Time, class_labels: Tensor | None = None) -> NoisePrediction:
+        def predict(x_t: Tensor, t: Time, class_labels: Tensor | None = None) -> NoisePrediction | Prediction:
             if self.labels is not None and class_labels is None:
                 raise ValueError(
                     f"this network needs the condition class_labels, one per point; {self.classes} is the empty class"
@@ -195,7 +214,8 @@ class GaussianMixture:
                 raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
             if bool((schedule.check_times(t) == 0).any()):
                 raise ValueError("time 0 is data: there is no noise to predict; ask at a time above 0")
-            moments = self.noise_moments(x_t, schedule, t, class_labels)
+            moments_of = self.noise_moments if noisy else self.velocity_moments
+            moments = moments_of(x_t, schedule, t, class_labels)
             variance = moments.covariance.diagonal(dim1=-2, dim2=-1)
             offset = torch.zeros_like(moments.mean)
             if error is not None:
@@ -204,13 +224,22 @@ class GaussianMixture:
             heads = {
                 "sn": (variance + moments.mean.square()).reshape(x_t.shape),
                 "npr": (variance + offset.square()).reshape(x_t.shape),
+                "ocm": variance.reshape(x_t.shape),
                 "sn_full": moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2),
                 "npr_full": moments.covariance + offset.unsqueeze(-1) * offset.unsqueeze(-2),
             }
+            signal, spread = schedule.levels(t)
             if schedule.small_step < schedule.final_time:
-                heads["range"] = _range_of(variance + offset.square(), schedule, t).reshape(x_t.shape)
-            noise = (moments.mean + offset).reshape(x_t.shape)
-            return NoisePrediction(noise.to(x_t.dtype), {name: head.to(x_t.dtype) for name, head in heads.items()})
+                factor = (spread / (signal if noisy else (signal.square() + spread.square()).sqrt())).square()
+                heads["range"] = _range_of(variance + offset.square(), factor, schedule, t).reshape(x_t.shape)
+            mean = (moments.mean + offset).reshape(x_t.shape)
+            heads = {name: head.to(x_t.dtype) for name, head in heads.items()}
+            if noisy:
+                return NoisePrediction(mean.to(x_t.dtype), heads)
+            known = Prediction(x_t.double(), t, mean, "v_prediction", signal, spread)
+            output = output_of(prediction_type, known.clean, known.noise, signal, spread).to(x_t.dtype)
+            units = dict.fromkeys(heads, "velocity")
+            return Prediction(x_t, t, output, prediction_type, signal, spread).with_heads(heads, units)
 
         return predict
 
@@ -278,13 +307,15 @@ def _check_labels(labels: Tensor, count: int) -> Tensor:
     return labels.long()
 
 
-def _range_of(residual: Tensor, schedule: Schedule, t: Time) -> Tensor:
-    """The v of Improved DDPM that gives the optimal variance of a single step down from t, for E[(eps - eps_hat)^2]."""
+def _range_of(residual: Tensor, factor: Tensor, schedule: Schedule, t: Time) -> Tensor:
+    """The v of Improved DDPM that gives the optimal variance of a single step down from t.
+
+    residual: the mean square of what the prediction leaves, (B, d), which times the factor is that of x_0.
+    """
     times = schedule.check_times(t).expand(len(residual))
     bridge = ForwardProcess(schedule).bridge(times, (times - schedule.small_step).clamp(min=0))
     low = torch.where(bridge.variance > 0, bridge.variance, first_step_variance(schedule)).log()
     high = (bridge.variance + bridge.clean_weight.square() * schedule.beta_bar(times)).log()
-    noise_to_signal = torch.exp(-schedule.log_snr(times))
-    variance = bridge.variance[:, None] + (bridge.clean_weight.square() * noise_to_signal)[:, None] * residual
+    variance = bridge.variance[:, None] + (bridge.clean_weight.square() * factor)[:, None] * residual
     v = 2 * (variance.log() - low[:, None]) / (high - low)[:, None] - 1
     return v.clamp(-1, 1)  # the best that lies between beta-tilde and beta

@@ -221,6 +221,11 @@ class Prediction:
         """The same without gradient."""
         return replace(self, output=self.output.detach())
 
+    def without_graph(self) -> Prediction:
+        """The same, with x_t and the heads without gradient, too."""
+        heads = _Heads({name: value.detach() for name, value in self.heads.items()})
+        return replace(self, x_t=self.x_t.detach(), output=self.output.detach(), heads=heads)
+
     def double(self) -> Prediction:
         """The same in float64, for likelihoods."""
         heads = _Heads({name: value.double() for name, value in self.heads.items()})

@@ -8,14 +8,15 @@ step       = bridge(t, s).apply(posterior, anchor)  Gaussian over x_s: gamma mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from optcov.covariances import Bounds, Covariance, PerTime, Spectrum, make_covariance
+from optcov.covariances import Bounds, Covariance, Ocm, PerTime, Spectrum, make_covariance
 from optcov.forward import Bridge, ForwardProcess
 from optcov.gaussian import Gaussian
 from optcov.prediction import Network, Prediction, check_condition
@@ -26,11 +27,11 @@ from optcov.schedule import Time
 class ReverseProcess:
     """A network, a forward process and a covariance, which together give the reverse step.
 
-    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" | "npr" | "range" | "spectral" |
+    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" | "npr" | "ocm" | "range" | "spectral" |
     "npr_correlated" | "sn_correlated", the matrix forms "sn_full" | "npr_full", or a covariance object. "analytic"
     takes mean_square_noise, "npr_isotropic" takes mean_square_residual: a tensor of length N + 1, or a callable of t.
     "spectral", "npr_correlated" and "sn_correlated" take a spectrum: a callable of t that gives powers (*D), or a
-    Spectrum.
+    Spectrum. "ocm" reads a head, or with ocm_probes=8 probes the network's Jacobian so often at every step.
 
     data_range: x0_hat is clipped to it, and v to [0, (half its width)^2]. None: neither, only v >= 0 holds.
     clip_mean=False bounds v all the same, but clips x0_hat in the last step only.
@@ -60,6 +61,7 @@ class ReverseProcess:
         mean_square_noise: PerTime | None = None,
         mean_square_residual: PerTime | None = None,
         spectrum: Spectrum | Tensor | Callable[[Time], Tensor] | None = None,
+        ocm_probes: int | None = None,
     ):
         if not callable(network):
             raise ValueError(
@@ -71,14 +73,28 @@ class ReverseProcess:
             if not isinstance(value, bool) and (value is not None or name == "clip_mean"):
                 raise ValueError(f"{name} = {value!r} is not a switch; pass True or False")
         numbers = {"mean_square_noise": mean_square_noise, "mean_square_residual": mean_square_residual}
-        self.network, self.forward = network, forward
-        self.covariance = make_covariance(covariance, numbers, spectrum).bound_to(forward)
+        if ocm_probes is not None:
+            if covariance != "ocm":
+                raise ValueError(f'ocm_probes belongs to the covariance "ocm", not to {covariance!r:.80}; leave it out')
+            covariance = Ocm(ocm_probes)
+        self.forward, self.covariance = forward, make_covariance(covariance, numbers, spectrum).bound_to(forward)
+        self._unasked = network
+        self.network = self.covariance.asking(network, forward)
         self.bounds = Bounds(data_range, clip_mean)  # counts the variances that it moves
         self.use_clipped_model_output = (
             forward.eta == 1 if use_clipped_model_output is None else use_clipped_model_output
         )
         # whether the predicted noise stands beside a clipped x0_hat, as in the paper's DDIM rows
         self.keeps_raw_noise = data_range is not None and clip_mean and not self.use_clipped_model_output
+
+    def for_images(self, seed: int, indices: Sequence[int]) -> ReverseProcess:
+        """The process for images by number, for a covariance that draws something itself; the same counts of clamps."""
+        network = self.covariance.asking(self._unasked, self.forward, seed, indices)
+        if network is self._unasked:
+            return self
+        own = copy(self)
+        own.network = network
+        return own
 
     @property
     def data_range(self) -> tuple[float, float] | None:

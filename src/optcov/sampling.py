@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian import Gaussian
-from optcov.noise import NoiseSource, StepNoise
+from optcov.noise import NoiseSource, StepNoise, image_numbers
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess
 from optcov.schedule import is_whole
@@ -94,6 +94,7 @@ def sample(
         dtype, device = start.dtype, start.device
     source = NoiseSource(shape, seed, indices, noise, dtype, check_device(device))
     condition = check_condition(condition, shape[0])
+    process = process.for_images(seed, image_numbers(indices, shape[0]))
     for t in trajectory.times:
         process.forward.schedule.check_times(t)
     x = start

@@ -17,6 +17,7 @@ def test_every_row_of_the_paper_has_its_method():
     paper = [row.strip() for row in PAPER_ROWS.split(";")]
     assert list(METHODS)[: len(paper)] == paper
     assert set(OWN_ROWS.split(";")) <= set(METHODS)
+    assert {"OCM-DDPM", "OCM-DDIM"} <= set(METHODS) - set(paper)
 
 
 def test_every_row_is_composed_as_the_paper_says():
@@ -35,6 +36,8 @@ def test_every_row_is_composed_as_the_paper_says():
         "A-DPM": (1.0, "analytic", 2.0),
         "NPR-DPM": (1.0, "npr", 2.0),
         "SN-DPM": (1.0, "sn", 2.0),
+        "OCM-DDPM": (1.0, "ocm", 1.0),
+        "OCM-DDIM": (0.0, "ocm", 1.0),
     }
     found = {n: (m.eta, m.covariance, m.noise_cap) for n, m in METHODS.items() if m.covariance}
     assert {name: found[name] for name in table} == table

@@ -170,6 +170,8 @@ def test_signal_and_noise_power_sum_to_one(kind, steps):
     [
         ([0.1, 0.0], r"betas\[1\] = 0.0 is outside \(0, 1\)"),
         ([1.0, 0.1], r"betas\[0\] = 1.0 is outside"),
+        ([0.1, 1.0, 0.1], r"betas\[1\] = 1.0 is outside"),
+        ([1.0], r"betas\[0\] = 1.0 is outside"),
         ([float("nan")], r"betas\[0\] = nan"),
         ([-0.1], r"betas\[0\] = -0.1"),
         ([], "non-empty"),

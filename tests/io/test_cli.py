@@ -105,7 +105,7 @@ def test_the_mixture_demo_writes_a_picture_and_numbers(tmp_path):
     assert result.exit_code == 0, result.output
     assert out.read_bytes().startswith(b"\x89PNG")
     rows = {row["method"]: row for row in json.loads(result.stdout)["rows"]}
-    assert len(rows) == 18
+    assert {"OCM-DDPM", "SN-DPM", "data"} < set(rows)
     assert float(rows["SN-DDPM"]["distance"]) < float(rows["DDPM, beta"]["distance"])
 
 

@@ -126,8 +126,23 @@ def test_squared_noise_heads_are_positive_by_their_form():
         lowest = [float(process.posterior(x_t, t).variance.min()) for t in (0.01, 0.3, 0.7, 1.0)]
     assert min(lowest) > 0
     assert process.bounds.below == 0
-    paper, _ = fitting(network, ("sn",), kind="conv", loss="mse")
-    assert (paper["sn"].module.unit, paper["sn"].module.about) == ("noise", "zero")
+
+
+def test_the_papers_form_of_squared_noise_stays_linear_and_its_difference_is_clamped():
+    network = tiny_network()
+    tasks, batches = fitting(network, ("sn",), kind=None, loss="mse")
+    head = tasks["sn"].module
+    assert (head.kind, head.transform, head.unit, head.about) == ("conv", "linear", "noise", "zero")
+    fit = fit_closed_form(network, tasks, batches, images=64, loss="mse")
+    fitted = HeadedNetwork(network.backbone, network.schedule, fit.heads).eval()
+    process = ReverseProcess(fitted, ForwardProcess(network.schedule), "sn", data_range=None)
+    x_t = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        found = [process.posterior(x_t, t).variance for t in (0.01, 0.3, 0.7, 1.0)]
+        h, eps_hat = (lambda p: (p.heads["sn"], p.noise))(fitted(x_t, 0.3))
+    assert process.bounds.below == sum(int((v == 0).sum()) for v in found) > 0
+    factor = float(torch.exp(-network.schedule.log_snr(0.3)))
+    torch.testing.assert_close(found[1], factor * (h - eps_hat.square()).clamp(min=0), rtol=1e-4, atol=1e-6)
 
 
 def test_what_a_head_is_about_is_kept_with_it():

@@ -323,27 +323,41 @@ class Bundle:
         return self.spectra.function(name, self.image_shape, self.network.native_schedule, self.schedule)
 
     def reverse_process(
-        self, method: str | Method, *, all_heads: bool = True, guidance: float = 1.0, **options: Any
+        self,
+        method: str | Method,
+        *,
+        all_heads: bool = True,
+        guidance: float = 1.0,
+        paper_exact: bool = False,
+        **options: Any,
     ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
+        paper_exact: clip x0_hat as the paper does, and not as the method measures best for images (docs/clipping.md).
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
         guidance: how far the mean moves from that without a condition; 1 leaves it as the network says it.
         """
         row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
-        options = {"covariance": row.covariance, "data_range": self.data_range, **options}
+        options = {
+            "covariance": row.covariance,
+            "data_range": self.data_range,
+            **row.clipping(paper_exact),
+            **options,
+        }
         covariance = options["covariance"]
         network = self.network
         if isinstance(covariance, str):
             kind = find_covariance(covariance)
-            self._require_head(kind)
+            head = kind.head if options.get("ocm_probes") is None else None
+            if head is not None:
+                self._require_head(kind)
             if kind.number is not None:
                 options.setdefault(kind.number, self.per_time(kind.number))
             if kind.spectrum is not None and "spectrum" not in options:
                 options["spectrum"] = self.spectrum(kind.spectrum)
             if not all_heads:
-                network = network.with_only_heads(kind.head or "")
+                network = network.with_only_heads(head or "")
         return ReverseProcess(self.guided(network, guidance), forward, **options)
 
     def guided(self, network: HeadedNetwork, guidance: float) -> Network:

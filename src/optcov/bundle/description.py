@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.loading import find_bundle, load
+from optcov.bundle.recommendation import possible_covariances, recommendations
 from optcov.bundle.sampler import draw_many, labels_in_rows
 from optcov.bundle.schedules import schedule_spec
 from optcov.data.export import grid, png_bytes
@@ -46,6 +48,8 @@ def describe(source: str | Path | Bundle) -> dict[str, Any]:
         "schedule": _schedule(bundle),
         "heads": {name: {**head_config(head), "parameters": _parameters(head)} for name, head in bundle.heads.items()},
         "numbers_per_time": _numbers(bundle),
+        "covariances": possible_covariances(bundle),
+        "recommended": {purpose: asdict(best) for purpose, best in recommendations(bundle).items()},
         "optimal_trajectories": _trajectories(bundle),
         "provenance": dict(bundle.provenance),
         "sizes": {} if directory is None else _sizes(directory),
@@ -123,6 +127,8 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "schedule", ", ".join([schedule.pop("kind"), *_pairs(schedule)])
     yield from _heads_lines(content["heads"])
     yield from _numbers_lines(content["numbers_per_time"])
+    yield "covariances", ", ".join(content["covariances"])
+    yield from _recommended_lines(content["recommended"])
     yield from _trajectories_lines(content["optimal_trajectories"])
     caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
     yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"
@@ -152,6 +158,13 @@ def _numbers_lines(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ):
         if name in numbers:
             yield "", f"{text:26} {numbers[name]['first']:.3g} to {numbers[name]['last']:.3g}"
+
+
+def _recommended_lines(best: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What to use for which purpose, and the reasons, which they often share."""
+    yield "recommended", ", ".join(f"for {name} {one['method'] or one['covariance']}" for name, one in best.items())
+    for why in dict.fromkeys(one["why"] for one in best.values()):
+        yield "", f"because {why}"
 
 
 def _trajectories_lines(found: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, str]]:

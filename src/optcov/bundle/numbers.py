@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from optcov.bundle.errors import BundleError
+from optcov.covariances import BothUnits
 from optcov.schedule import Schedule, Time
+
+# what a number per time is in velocity units, which hold where no signal is left
+IN_VELOCITY = {"mean_square_noise": "velocity_variance", "mean_square_residual": "velocity_residual"}
 
 
 @final
@@ -28,6 +32,8 @@ class NumbersPerTime:
     mean_square_residual: Tensor | None = None  # E mean((eps - eps_hat)^2), float64 (T,); foreign files lack it
     mean_square_noise_error: Tensor | None = None  # standard error, float64 (T,)
     mean_square_residual_error: Tensor | None = None
+    velocity_variance: Tensor | None = None  # E mean(u^2) - E mean(u_hat^2), u the velocity, float64 (T,)
+    velocity_residual: Tensor | None = None  # E mean((u - u_hat)^2), float64 (T,)
 
     def __post_init__(self) -> None:
         for name, values in self.tensors().items():
@@ -63,10 +69,15 @@ class NumbersPerTime:
         if name not in self.tensors():
             raise BundleError(f"there is no {name} per time; measure it (optcov fit does, on the way)")
         levels = -native.log_snr(self.times).numpy()  # ascending
-        values = self.tensors()[name].numpy()
 
-        def at(t: Time) -> Tensor:
-            wanted = np.asarray(-schedule.log_snr(t).numpy())
-            return torch.as_tensor(np.interp(wanted, levels, values), dtype=torch.float64)
+        def function(values: np.ndarray) -> Callable[[Time], Tensor]:
+            def at(t: Time) -> Tensor:
+                wanted = np.asarray(-schedule.log_snr(t).numpy())
+                return torch.as_tensor(np.interp(wanted, levels, values), dtype=torch.float64)
 
-        return at
+            return at
+
+        twin = IN_VELOCITY.get(name)
+        if twin not in self.tensors():
+            return function(self.tensors()[name].numpy())
+        return BothUnits(*(function(self.tensors()[known].numpy()) for known in (name, twin)))

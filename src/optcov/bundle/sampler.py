@@ -12,6 +12,7 @@ from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import as_labels, check_told
+from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, digest_tensors
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
@@ -35,6 +36,9 @@ class Sampler:
     its own steps.
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i. guidance: how
     far the mean moves from that without a condition; 1 for not at all.
+    ocm_probes: of OCM-DDPM and OCM-DDIM, so many probes of the Jacobian at each step in the place of a fitted head.
+    paper_exact: clip x0_hat as the paper does, and not as the method measures best (docs/clipping.md). clip_mean and
+    use_clipped_model_output, of `ReverseProcess`, win over either.
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -55,16 +59,23 @@ class Sampler:
         tolerance: float = 0.05,
         condition: Mapping[str, Tensor] | None = None,
         guidance: float = 1.0,
+        ocm_probes: int | None = None,
+        paper_exact: bool = False,
+        clip_mean: bool | None = None,
+        use_clipped_model_output: bool | None = None,
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
         self.steps, self.seed, self.last_step = steps, seed, last_step
+        self.clipping: dict[str, Any] = {}
         self.tolerance = check_number("tolerance", tolerance)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         self.matched: MatchedNoise | None = None
         if self.method.covariance is not None:
-            self.process = model.reverse_process(self.method, all_heads=False, guidance=guidance)
+            self.clipping = self._clipping(paper_exact, clip_mean, use_clipped_model_output)
+            options = {"ocm_probes": ocm_probes, "guidance": guidance, "paper_exact": True, **self.clipping}
+            self.process = model.reverse_process(self.method, all_heads=False, **options)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
             if not isinstance(trajectory, Trajectory):
@@ -75,9 +86,15 @@ class Sampler:
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
+        elif (ocm_probes, clip_mean, use_clipped_model_output) != (None, None, None):
+            raise ValueError(
+                f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, "
+                f"or choose a method such as {DEFAULT_METHOD}"
+            )
         if self.method.solver == "matched":
             self.matched = model.matched_noise(steps)
             self.trajectory = self.matched.trajectory
+        self.ocm_probes = ocm_probes
         self.condition = check_told(condition, _entries(condition), model.name, model.classes, model.empty_condition)
         self.guidance = check_guidance(guidance)
         # for solvers without a covariance; a process has its own
@@ -87,6 +104,17 @@ class Sampler:
                 f"guidance = {guidance} moves towards a condition, but none is given; pass labels or a condition"
             )
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
+
+    def _clipping(
+        self, paper_exact: bool, clip_mean: bool | None, use_clipped_model_output: bool | None
+    ) -> dict[str, Any]:
+        """The method's own way to clip, or the paper's, and what the caller says himself."""
+        if not isinstance(paper_exact, bool):
+            raise ValueError(f"paper_exact = {paper_exact!r} is not a switch; pass True or False")
+        told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
+        chosen = {**self.method.clipping(paper_exact), **{name: v for name, v in told.items() if v is not None}}
+        usual = {"clip_mean": True, "use_clipped_model_output": None}  # which are the paper's
+        return {name: value for name, value in chosen.items() if value != usual[name]}
 
     @property
     def adaptive(self) -> bool:
@@ -122,6 +150,8 @@ class Sampler:
             "tolerance": self.tolerance if self.adaptive else None,
             "condition": condition_identity(self.condition),
             **({} if self.guidance == 1 else {"guidance": self.guidance}),
+            **({} if self.ocm_probes is None else {"ocm_probes": self.ocm_probes}),
+            **self.clipping,  # nothing if it is the paper's
         }
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
@@ -184,7 +214,7 @@ def draw_many(
     if unknown:
         raise ValueError(
             f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, trajectory, noise_cap, "
-            f"last_step and tolerance"
+            f"last_step, tolerance, ocm_probes, paper_exact, clip_mean and use_clipped_model_output"
         )
     condition = check_condition(with_labels(condition, labels, n), n)
     sampler = Sampler(
@@ -214,13 +244,8 @@ def labels_in_rows(labels: Sequence[int], count: int, row: int = 1) -> dict[str,
 
 
 def suggested_method(bundle: Bundle) -> str:
-    """The default method, or the nearest to it that the bundle can run as it is."""
-    ways = {
-        DEFAULT_METHOD: "npr" in bundle.heads,
-        "SN-DDIM": "sn" in bundle.heads,
-        "A-DDIM": bundle.numbers is not None,
-    }
-    return next((method for method, possible in ways.items() if possible), "DDIM")
+    """The default method, or what is recommended for images in its place: see optcov.bundle.recommendation."""
+    return recommendations(bundle)["images"].method or DEFAULT_METHOD
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:

@@ -38,7 +38,9 @@ def command(
         help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
     ),
     method: str | None = typer.Option(
-        None, help="A row of the paper or a peer, as listed above; by default NPR-DDIM.", show_default=False
+        None,
+        help="A row of the paper or a peer, as listed above; by default NPR-DDIM, or what optcov info recommends.",
+        show_default=False,
     ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int | None = typer.Option(
@@ -61,6 +63,12 @@ def command(
     ),
     last_step: str = typer.Option("mean", help="The last step shows its mean, or is drawn: mean or draw."),
     tolerance: float = typer.Option(0.05, help="Relative tolerance of Gotta Go Fast, which chooses its own steps."),
+    ocm_probes: int | None = typer.Option(
+        None, help="Of OCM-DDPM and OCM-DDIM: probe the Jacobian so often at each step, in the place of a fitted head."
+    ),
+    paper_exact: bool = typer.Option(
+        False, "--paper-exact", help="Clip x0_hat as the paper does, not as the method measures best."
+    ),
     compare: bool = typer.Option(
         False, "--compare", help="One picture: methods as rows, steps as columns, same noise."
     ),
@@ -74,7 +82,7 @@ def command(
     """Draw images by any method of the paper, or by a peer of diffusers.
 
     In discrete time: DDPM, beta-tilde; DDPM, beta; A-DDPM; NPR-DDPM; SN-DDPM; DDIM; A-DDIM; NPR-DDIM; SN-DDIM;
-    Improved DDPM.
+    OCM-DDPM; OCM-DDIM; Improved DDPM.
 
     In continuous time: Euler-Maruyama; Ancestral sampling; Probability flow; A-DPM; NPR-DPM; SN-DPM; Gotta Go Fast.
 
@@ -83,11 +91,9 @@ def command(
     Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
     """
     from optcov import bundle as bundles
-    from optcov.bundle.sampler import labels_in_rows
-    from optcov.methods import DEFAULT_METHOD
+    from optcov.bundle.sampler import labels_in_rows, suggested_method
     from optcov.processes import this_process
 
-    method = DEFAULT_METHOD if method is None else method
     if (n is not None and n < 1) or batch_size < 1:
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
     if n is not None and n > MAX_IMAGES:
@@ -95,6 +101,7 @@ def command(
     state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
+    method = suggested_method(model) if method is None else method
     labels = _labels(model, classes)
     n = _shown(labels) if n is None else n
     if compare:
@@ -108,6 +115,7 @@ def command(
         return
     options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
     options |= {"condition": labels_in_rows(labels, n, ROW), "guidance": guidance}
+    options |= {"ocm_probes": ocm_probes, "paper_exact": paper_exact}
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps), *_words(classes, guidance))
     times = f" ({trajectory})" if sampler.trajectory else ""

@@ -7,6 +7,7 @@
     npr_isotropic       k E mean((eps - eps_hat)^2)         Eq. 16 averaged over pixels and images
     sn                  k (h - eps_hat^2)                   Eq. 10
     npr                 k g                                 Eq. 16
+    ocm                 (beta_bar / a) diag(d x0_hat/d x_t) by a head or by probes (OCM, ICLR 2025)
     sn_full, npr_full   their matrix forms                  Appendix B
     spectral            k B^T diag(E (B r)^2) B             not in the paper: B a cosine basis, r = eps - eps_hat
     npr_correlated      D^1/2 C D^1/2, D = diag(k g)        not in the paper: C the correlation of r / sqrt(g)
@@ -22,11 +23,12 @@ from typing import Any
 
 # in this order they are registered, and shown
 # isort: off
-from optcov.covariances.base import Bounds, Covariance, Example, PerTime, Regression, Row, number_at
+from optcov.covariances.base import BothUnits, Bounds, Covariance, Example, PerTime, Regression, Row, number_at
 from optcov.covariances.beta import Beta, BetaTilde
 from optcov.covariances.analytic import Analytic, IsotropicResidual
 from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
 from optcov.covariances.residual import FullResidual, Residual
+from optcov.covariances.ocm import Ocm
 from optcov.covariances.learned_range import LearnedRange, range_ends
 from optcov.covariances.spectrum import Spectrum
 from optcov.covariances.correlated import BySpectrum, CorrelatedResidual, CorrelatedSquaredNoise, SpectralResidual
@@ -37,6 +39,7 @@ __all__ = [
     "Analytic",
     "Beta",
     "BetaTilde",
+    "BothUnits",
     "Bounds",
     "BySpectrum",
     "CorrelatedResidual",
@@ -47,6 +50,7 @@ __all__ = [
     "FullSquaredNoise",
     "IsotropicResidual",
     "LearnedRange",
+    "Ocm",
     "PerTime",
     "Regression",
     "Residual",

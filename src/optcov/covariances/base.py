@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from optcov.forward import Bridge, ForwardProcess
 from optcov.gaussian import ClampCounts, CovarianceShape, Gaussian, per_sample
-from optcov.prediction import Prediction
+from optcov.prediction import Network, Prediction
 from optcov.schedule import Schedule, Time
 
 PerTime = Tensor | Callable[[Time], Tensor]  # a tensor of length N + 1 indexed by time, or a function of time
@@ -25,20 +25,42 @@ PerTime = Tensor | Callable[[Time], Tensor]  # a tensor of length N + 1 indexed 
 
 @final
 @dataclass(frozen=True)
+class BothUnits:
+    """A number per time in noise units, as every covariance takes it, and the variance that it stands for in velocity.
+
+    The second is finite where no signal is left, and is used there; noise units say nothing of x_0 at such a time.
+    """
+
+    noise: PerTime
+    velocity: PerTime
+
+    def __call__(self, t: Time) -> Tensor:
+        """In noise units."""
+        return number_at(self.noise, t)
+
+
+@final
+@dataclass(frozen=True)
 class Row:
-    """One row of METHODS that steps by a covariance."""
+    """One row of METHODS that steps by a covariance.
+
+    clip_mean, use_clipped_model_output: how images are drawn by it, unless the paper's way is asked for; see
+    docs/clipping.md.
+    """
 
     name: str
     eta: float = 1.0
     continuous: bool = False
     noise_cap: float | None = None  # the paper's y, in 8-bit levels
+    clip_mean: bool = True
+    use_clipped_model_output: bool | None = None
 
 
 def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
     """The rows that an estimated covariance has in the paper: LETTER-DDPM, LETTER-DDIM and LETTER-DPM."""
     return (
         Row(f"{letter}-DDPM", 1.0, noise_cap=noise_cap),
-        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap),
+        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap, clip_mean=False),
         Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap),
     )
 
@@ -133,6 +155,7 @@ class Example:
     noise: Tensor  # (B, *D)
     times: Tensor  # (B,)
     forward: ForwardProcess
+    probe: Tensor | None = None  # z * (J^T z) for random signs z and J = d x0_hat / d x_t, (B, *D)
 
     @property
     def log_snr(self) -> Tensor:
@@ -161,6 +184,8 @@ class Covariance(ABC):
     only_eta: ClassVar[float | None] = None  # the one eta it is defined for
     bounded: ClassVar[bool] = True  # whether a data range bounds it: not if it is chosen rather than estimated
     target_can_be_negative: ClassVar[bool] = False
+    target_spread_known: ClassVar[bool] = False  # whether its regression says how: then a positive head can be fitted
+    needs_probe: ClassVar[bool] = False  # whether its regression asks for a probe of the Jacobian
     unit: ClassVar[str] = "noise"  # of the heads that are fitted for it, see optcov.prediction
     about: ClassVar[str] = "zero"  # what moment a timed head estimates: about "zero", or less the squared "prediction"
     rows: ClassVar[tuple[Row, ...]] = ()
@@ -179,6 +204,15 @@ class Covariance(ABC):
                 f'use eta={self.only_eta:g}, or a covariance for any eta such as "beta_tilde"'
             )
         return self
+
+    def asking(
+        self, network: Network, forward: ForwardProcess, seed: int | None = None, indices: Sequence[int] | None = None
+    ) -> Network:
+        """The network as this covariance asks it: itself, unless it wants more of it than its heads say.
+
+        seed, indices: of the images that are drawn, for a covariance that draws something itself.
+        """
+        return network
 
     @abstractmethod
     def second_moment(self, prediction: Prediction) -> CovarianceShape:

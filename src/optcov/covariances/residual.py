@@ -37,4 +37,4 @@ class FullResidual(Covariance):
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         matrix = prediction.heads["npr_full"]
-        return Full(per_sample(prediction.factor("noise"), matrix) * matrix)
+        return Full(per_sample(prediction.factor(prediction.units.get("npr_full", "noise")), matrix) * matrix)

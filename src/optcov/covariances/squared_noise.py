@@ -55,6 +55,7 @@ class FullSquaredNoise(Covariance):
     structure = "matrix"
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
-        noise = prediction.of_heads.noise.flatten(1)
-        matrix = prediction.heads["sn_full"] - noise.unsqueeze(-1) * noise.unsqueeze(-2)
-        return Full(per_sample(prediction.factor("noise"), matrix) * matrix)
+        unit = prediction.units.get("sn_full", "noise")
+        mean = prediction.of_heads.in_unit(unit).flatten(1)
+        matrix = prediction.heads["sn_full"] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return Full(per_sample(prediction.factor(unit), matrix) * matrix)

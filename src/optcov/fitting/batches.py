@@ -92,17 +92,20 @@ class Batch:
     times: Tensor  # (B,), times of the schedule
     noise: Tensor  # (B, *D)
     condition: Mapping[str, Tensor] = field(default_factory=dict)  # what the network is told besides, each (B, ...)
+    signs: Tensor | None = None  # with which a Jacobian is probed, (B, *D), int8
 
     def part(self, index: int, parts: int) -> Batch:
         """One of several equal parts, for one of several processes."""
         x_0, times, noise = (tensor.tensor_split(parts)[index] for tensor in (self.x_0, self.times, self.noise))
         condition = {name: tensor.tensor_split(parts)[index] for name, tensor in self.condition.items()}
-        return Batch(x_0, times, noise, condition)
+        signs = None if self.signs is None else self.signs.tensor_split(parts)[index]
+        return Batch(x_0, times, noise, condition, signs)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; times stay on the CPU, where schedules are computed."""
         condition = {name: tensor.to(device) for name, tensor in self.condition.items()}
-        return Batch(self.x_0.to(device), self.times, self.noise.to(device), condition)
+        signs = None if self.signs is None else self.signs.to(device)
+        return Batch(self.x_0.to(device), self.times, self.noise.to(device), condition, signs)
 
 
 @final
@@ -200,7 +203,8 @@ class Batches:
         condition = condition_of(self._told(), index)
         if self.labels is not None:
             condition |= self.labels.condition(condition["class_labels"], generator)
-        return Batch(x_0, times, noise, condition)
+        signs = torch.randint(0, 2, x_0.shape, generator=step_generator(self.seed, "probe", step), dtype=torch.int8)
+        return Batch(x_0, times, noise, condition, 2 * signs - 1)
 
     def _told(self) -> Source:
         """The source with its condition, which are its labels if these are asked for and it offers nothing itself."""

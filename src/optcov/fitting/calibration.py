@@ -108,8 +108,8 @@ def calibration_batches(samples: int, batch_size: int = 64) -> int:
 
 
 def _measured(task: HeadTask, example: Example) -> Tensor:
-    """What a head should say on average; of an excess, whose own target has both signs, the squared residual."""
-    if task.module.about == "prediction":
+    """What a head should say on average; where its own target has both signs, the squared residual."""
+    if task.module.about == "prediction" or task.covariance.target_can_be_negative:
         return example.residual(task.module.unit).square()
     return task.regression(example).target
 

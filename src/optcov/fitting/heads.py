@@ -33,7 +33,7 @@ class HeadTask:
 
     def scale(self, example: Example, regression: Regression) -> Tensor:
         """The order of the target of each sample, (B,), float64: what a timed head is relative to."""
-        if self.module.about == "prediction":  # whose target may be negative
+        if regression.spread is not None:  # whose target may be negative
             return mean_square(example.residual(self.module.unit))
         return regression.target.double().flatten(1).mean(1)
 
@@ -60,7 +60,7 @@ def new_heads(
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
     kinds = {name: of_head(name) for name in names}  # refuses unknown ones
     for name, covariance in kinds.items():
-        if covariance.target_can_be_negative and loss == "gamma":
+        if covariance.target_can_be_negative and not covariance.target_spread_known and loss == "gamma":
             raise TrainingError(f'the target of the head {name!r} can be negative, which loss "gamma" cannot fit')
     with torch.no_grad():
         told = check_condition(condition, len(example))

@@ -33,9 +33,11 @@ from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
-from optcov.prediction import condition_of
+from optcov.prediction import Prediction, condition_of
 from optcov.schedule import Schedule
 
+_IN_VELOCITY = ("velocity_variance", "velocity_residual")  # known in more recent records alone
+FARTHEST = 25.0  # of levels in bins: where no signal is left the log-SNR is infinite
 _MEASURED = ("mean_square_noise", "mean_square_residual", "mean_square_noise_error", "mean_square_residual_error")
 MOST_TIMES = 100_000  # as many as the longest schedule has
 MOST_BLOCKS = 16  # of images, by turns
@@ -54,6 +56,8 @@ class TimeRecord:
     mean_square_noise_error: float
     mean_square_residual: float
     mean_square_residual_error: float
+    velocity_variance: float | None = None
+    velocity_residual: float | None = None
 
 
 def time_grid(schedule: Schedule, count: int | None = None) -> Tensor:
@@ -154,13 +158,13 @@ def _measure_at(
         output = network.features(x_t, t, **condition)
         ask = network.prediction_from if meter is None else network.predict_from
         prediction = ask(output, x_t, t)
-        predicted = prediction.noise
-        columns.append(torch.stack([mean_square(predicted), mean_square(noise - predicted), mean_square(noise)]))
+        squares = (mean_square(prediction.noise), mean_square(noise - prediction.noise), mean_square(noise))
+        columns.append(torch.stack([*squares, *velocity_squares(prediction, x_0, noise)]))
         if meter is not None:
             times = torch.full((len(index),), t, dtype=torch.float64)
             for name, power in meter.sums(Example(prediction, x_0, noise, times, process)).items():
                 powers[name] = powers[name] + power if name in powers else power
-    per_image = torch.cat(columns, 1) if columns else torch.zeros(3, 0, dtype=torch.float64, device=accelerator.device)
+    per_image = torch.cat(columns, 1) if columns else torch.zeros(5, 0, dtype=torch.float64, device=accelerator.device)
     moments = _reduced(per_image, accelerator)
     count = len(chosen)
     means = {
@@ -169,11 +173,18 @@ def _measure_at(
     return _record(t, count, *moments), means
 
 
+def velocity_squares(prediction: Prediction, x_0: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """u^2 - u_hat^2 and (u - u_hat)^2 of the velocity u, averaged over pixels, (B,) each, float64."""
+    known, predicted = prediction.in_unit("velocity", x_0, noise), prediction.in_unit("velocity")
+    return mean_square(known) - mean_square(predicted), mean_square(known - predicted)
+
+
 def _reduced(per_image: Tensor, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Sums (3,) and sums of products (3, 3) over the images of all processes, of (3, n)."""
+    """Sums (n,) and sums of products (n, n) over the images of all processes, of (n, images)."""
+    n = len(per_image)
     sums = torch.cat([per_image.sum(1), (per_image @ per_image.mT).flatten()])
     total: Tensor = accelerator.reduce(sums, "sum").cpu()
-    return total[:3], total[3:].reshape(3, 3)
+    return total[:n], total[n:].reshape(n, n)
 
 
 def _record(t: float, count: int, sums: Tensor, products: Tensor) -> TimeRecord:
@@ -186,7 +197,8 @@ def _record(t: float, count: int, sums: Tensor, products: Tensor) -> TimeRecord:
     gamma = float((mean[0] - share * (mean[2] - 1)).clamp(min=0.0))
     variances = torch.stack([spread[0, 0] - share * spread[0, 2], spread[1, 1]]).clamp(min=0.0)
     errors = (variances / max(1, count - 1)).sqrt()
-    return TimeRecord(t, count, gamma, float(errors[0]), float(mean[1]), float(errors[1]))
+    in_velocity = (float(mean[3].clamp(min=0.0)), float(mean[4]))
+    return TimeRecord(t, count, gamma, float(errors[0]), float(mean[1]), float(errors[1]), *in_velocity)
 
 
 def chosen_images(source: Source, count: int, seed: int) -> Tensor:
@@ -214,13 +226,19 @@ def smoothed(numbers: NumbersPerTime, schedule: Schedule) -> NumbersPerTime:
         return numbers
     gamma = local_fit(levels, numbers.mean_square_noise, levels, width, degree=2).clamp(min=0.0)
     logs = local_fit(levels, numbers.mean_square_residual.clamp(min=1e-30).log(), levels, width, degree=2)
-    return replace(numbers, mean_square_noise=gamma, mean_square_residual=logs.exp())
+    changed = {"mean_square_noise": gamma, "mean_square_residual": logs.exp()}
+    if numbers.velocity_variance is not None and numbers.velocity_residual is not None:
+        variance = local_fit(levels, numbers.velocity_variance, levels, width, degree=2).clamp(min=0.0)
+        logs = local_fit(levels, numbers.velocity_residual.clamp(min=1e-30).log(), levels, width, degree=2)
+        changed |= {"velocity_variance": variance, "velocity_residual": logs.exp()}
+    return replace(numbers, **changed)
 
 
 def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:
     """Records to what a bundle stores."""
     ordered = sorted(records, key=lambda record: record.time)
-    columns = {name: [getattr(record, name) for record in ordered] for name in _MEASURED}
+    measured = [*_MEASURED, *(name for name in _IN_VELOCITY if all(getattr(r, name) is not None for r in ordered))]
+    columns = {name: [getattr(record, name) for record in ordered] for name in measured}
     return _as_numbers({"times": [record.time for record in ordered], **columns})
 
 
@@ -241,9 +259,10 @@ def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) 
 def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) -> NumbersPerTime:
     """Numbers per time from single samples at random times, pooled in bins of the log-SNR.
 
-    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them.
+    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them, and
+    "velocity_variance", "velocity_residual" if they are known.
     """
-    level = -schedule.log_snr(samples["time"])
+    level = (-schedule.log_snr(samples["time"])).clamp(-FARTHEST, FARTHEST)
     low, high = float(level.min()), float(level.max())
     bin_of = ((level - low) / max(high - low, 1e-12) * bins).long().clamp(max=bins - 1)
     columns: dict[str, list[float]] = {name: [] for name in ("times", *_MEASURED)}
@@ -256,6 +275,8 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
             values = samples[name][inside].double()
             columns[name].append(float(values.mean()))
             columns[f"{name}_error"].append(float(values.std() / count**0.5) if count > 1 else float(values.mean()))
+        for name in (name for name in _IN_VELOCITY if name in samples):
+            columns.setdefault(name, []).append(max(0.0, float(samples[name][inside].double().mean())))
     return _as_numbers(columns)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optcov.covariances import Example, Regression
+from optcov.covariances.jacobian import probed_diagonal
 from optcov.fitting.batches import Batch
 from optcov.fitting.config import TrainingError
 from optcov.fitting.heads import HeadTask
@@ -32,11 +33,6 @@ LOSSES = ("gamma", "mse")
 def squared_error(target: Tensor, estimate: Tensor) -> Tensor:
     """The paper's loss, summed over pixels, (B,)."""
     return sum_pixels((target - estimate).square())
-
-
-def gamma_deviance(target: Tensor, log_estimate: Tensor) -> Tensor:
-    """y / g + log g by log g: -2 log-likelihood of a Gaussian residual with square y and variance g, to a constant."""
-    return sum_pixels(target * torch.exp(-log_estimate) + log_estimate)
 
 
 @final
@@ -94,7 +90,7 @@ class HeadObjective(_OfHeads):
     def forward(self, batch: Batch) -> Tensor:
         """Sum of the heads' losses per sample."""
         with torch.no_grad():
-            example, output = observe(self.network, self.process, batch)
+            example, output = observe(self.network, self.process, batch, needs_probe(self.tasks))
         # torch crashes in the gradient of a group normalisation of channels-last inputs that need none themselves
         output = replace(output, features=output.features.contiguous())
         return head_losses(self.tasks, example, output, self.loss)
@@ -111,6 +107,10 @@ class JointObjective(_OfHeads):
         self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str = "gamma", head_weight: float = 0.01
     ):
         super().__init__(network, tasks, loss)
+        if needs_probe(tasks):
+            raise TrainingError(
+                "heads on probes of the Jacobian need a network that is trained already; fit them later"
+            )
         self.head_weight = head_weight
 
     def forward(self, batch: Batch) -> Tensor:
@@ -121,12 +121,33 @@ class JointObjective(_OfHeads):
         return mean_loss + self.head_weight * head_losses(self.tasks, example, output, self.loss)
 
 
-def observe(network: HeadedNetwork, process: ForwardProcess, batch: Batch) -> tuple[Example, BackboneOutput]:
-    """One forward pass of the backbone: what the targets may look at, without gradient, and what the heads read."""
+def observe(
+    network: HeadedNetwork, process: ForwardProcess, batch: Batch, probe: bool = False
+) -> tuple[Example, BackboneOutput]:
+    """One forward pass of the backbone: what the targets may look at, without gradient, and what the heads read.
+
+    probe: with a backward pass that probes its Jacobian; what the heads read has no gradient then.
+    """
     x_t = process.diffuse(batch.x_0, batch.times, batch.noise)
+    if probe:
+        return _probe(network, process, batch, x_t)
     output = network.features(x_t, batch.times, **batch.condition)
     prediction = network.prediction_from(output, x_t, batch.times).detach()
     return Example(prediction, batch.x_0, batch.noise, batch.times, process), output
+
+
+def _probe(
+    network: HeadedNetwork, process: ForwardProcess, batch: Batch, x_t: Tensor
+) -> tuple[Example, BackboneOutput]:
+    assert batch.signs is not None, "this batch was made without signs"
+    with torch.enable_grad():
+        x_t = x_t.detach().requires_grad_()
+        output = network.features(x_t, batch.times, **batch.condition)
+        prediction = network.prediction_from(output, x_t, batch.times)
+        probe = probed_diagonal(prediction.clean, x_t, [batch.signs.to(prediction.clean.dtype)])
+    embedding = None if output.time_embedding is None else output.time_embedding.detach()
+    output = BackboneOutput(output.output.detach(), output.features.detach(), embedding)
+    return Example(prediction.without_graph(), batch.x_0, batch.noise, batch.times, process, probe), output
 
 
 def head_losses(tasks: Mapping[str, HeadTask], example: Example, output: BackboneOutput, loss: str) -> Tensor:
@@ -149,9 +170,14 @@ def _head_loss(task: HeadTask, regression: Regression, example: Example, output:
         predicted = example.prediction.in_unit(head.unit) if head.needs_prediction else None
         log_g = regression.log_estimate(head.log_base(log_snr, predicted) + head.squash(raw))
         if loss == "gamma" or one_loss:
-            return weight * gamma_deviance(regression.target, log_g)
+            return weight * sum_pixels(regression.deviance(log_g))
         return weight * squared_error(regression.target, log_g.exp())
     return weight * squared_error(regression.target, raw)
+
+
+def needs_probe(tasks: Mapping[str, HeadTask]) -> bool:
+    """Whether some head is fitted on probes of the Jacobian."""
+    return any(task.covariance.needs_probe for task in tasks.values())
 
 
 def check_loss(loss: str, tasks: Mapping[str, HeadTask] | None = None) -> None:

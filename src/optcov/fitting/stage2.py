@@ -24,8 +24,8 @@ from optcov.fitting.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_l
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.heads import HeadTask
 from optcov.fitting.loop import Score, StepRecord, Training
-from optcov.fitting.measure import binned
-from optcov.fitting.objectives import HeadObjective, check_loss, observe
+from optcov.fitting.measure import binned, velocity_squares
+from optcov.fitting.objectives import HeadObjective, check_loss, needs_probe, observe
 from optcov.forward import ForwardProcess
 from optcov.gaussian import mean_square
 from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
@@ -68,7 +68,8 @@ class FeatureStream:
             raise TrainingError(
                 f"a batch of {batches.batch_size} cannot be shared by {self.accelerator.num_processes} processes evenly"
             )
-        recorded = ("time", "mean_square_noise", "mean_square_residual", *(f"scale of {name}" for name in tasks))
+        numbers = ("mean_square_noise", "mean_square_residual", "velocity_variance", "velocity_residual")
+        recorded = ("time", *numbers, *(f"scale of {name}" for name in tasks))
         self.samples: dict[str, list[Tensor]] = {name: [] for name in recorded}
         self._process = ForwardProcess(network.schedule)
         self._cache: dict[int, Rows] = {}
@@ -85,7 +86,7 @@ class FeatureStream:
     def _rows(self, number: int) -> Rows:
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         batch = self.batches(number).part(rank, processes).to(self.accelerator.device)
-        example, output = observe(self.network, self._process, batch)
+        example, output = observe(self.network, self._process, batch, needs_probe(self.tasks))
         head = next(iter(self.tasks.values())).module
         inputs = head.inputs(output.features, output.time_embedding)
         regressions = {name: task.regression(example) for name, task in self.tasks.items()}
@@ -96,6 +97,12 @@ class FeatureStream:
             self.samples["time"].append(batch.times)
             self.samples["mean_square_noise"].append(mean_square(example.prediction.noise))
             self.samples["mean_square_residual"].append(mean_square(batch.noise - example.prediction.noise))
+            for known, values in zip(
+                ("velocity_variance", "velocity_residual"),
+                velocity_squares(example.prediction, batch.x_0, batch.noise),
+                strict=True,
+            ):
+                self.samples[known].append(values)
             for name, task in self.tasks.items():
                 self.samples[f"scale of {name}"].append(task.scale(example, regressions[name]))
         size = inputs.nbytes + sum(regression.target.nbytes for regression in rows.regressions.values())

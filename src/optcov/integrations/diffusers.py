@@ -35,14 +35,21 @@ __all__ = [
 TRAJECTORIES = ("even", "optimal")
 
 
-def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even") -> Any:
+def attach(
+    pipeline: Any,
+    bundle: Bundle,
+    method: str = DEFAULT_METHOD,
+    trajectory: str = "even",
+    paper_exact: bool = False,
+) -> Any:
     """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 
     Its network and its scheduler become the bundle's, which must take the same data. A network with the same weights
     stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
     of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
-    2M" takes the times that the bundle has matched noise for on that schedule.
+    2M" takes the times that the bundle has matched noise for on that schedule. paper_exact: clip x0_hat as the paper
+    does, and not as the method measures best (docs/clipping.md).
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -67,7 +74,8 @@ def attach(pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajecto
         bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
     matched = row.solver == "matched"
-    scheduler = _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory)
+    clipping = {} if matched else row.clipping(paper_exact)
+    scheduler = _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory, **clipping)
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline

@@ -14,6 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SchedulerMixin
 from torch import Tensor
 
 from optcov.bundle import NumbersPerTime
+from optcov.bundle.numbers import IN_VELOCITY
 from optcov.covariances import Bounds
 from optcov.integrations.extending import extended
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
@@ -47,7 +48,7 @@ def _prepare(scheduler: FlowMatchOptimalCovarianceScheduler) -> None:
     per_time = {}
     if known:
         numbers = NumbersPerTime.from_tensors(known)
-        per_time = {name: numbers.function(name, *[scheduler.schedule] * 2) for name in known if name != "times"}
+        per_time = {name: numbers.function(name, *[scheduler.schedule] * 2) for name in IN_VELOCITY if name in known}
     scheduler._stepper = Stepper(scheduler.schedule, config, None, per_time)
 
 

@@ -8,14 +8,16 @@ from typing import Any
 from torch import nn
 
 from optcov.bundle import Bundle, schedule_spec
+from optcov.bundle.numbers import IN_VELOCITY
 from optcov.checkpoints.families import Family
-from optcov.covariances import find_covariance
+from optcov.covariances import BothUnits, PerTime, find_covariance, number_at
 from optcov.integrations.flow_scheduler import FlowMatchOptimalCovarianceScheduler
 from optcov.integrations.headed_models import unwrap, wrap
 from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.methods import Method
 from optcov.networks import fingerprint
 from optcov.networks.calls import image_channels
+from optcov.schedule import Schedule
 from optcov.solvers.peers import clip_options
 
 # what a scheduler cannot say of itself, by the part of a pipeline that it is in
@@ -89,8 +91,8 @@ def _flow_scheduler(pipeline: Any, bundle: Bundle, row: Method, told: dict[str, 
     if kind.number is not None:
         assert bundle.numbers is not None
         tensors = bundle.numbers.tensors()
-        wanted = ("times", "mean_square_noise", kind.number)
-        numbers = {name: tensors[name].tolist() for name in dict.fromkeys(wanted)}
+        wanted = ("times", "mean_square_noise", kind.number, IN_VELOCITY[kind.number])
+        numbers = {name: tensors[name].tolist() for name in dict.fromkeys(wanted) if name in tensors}
     return FlowMatchOptimalCovarianceScheduler.from_config(
         pipeline.scheduler.config, covariance=row.covariance, eta=row.eta, numbers=numbers, **options
     )
@@ -106,8 +108,10 @@ def discrete_scheduler(bundle: Bundle, row: Method, trajectory: str, **others: A
         head = bundle.heads[kind.head]
         options |= {"head_unit": head.unit, "head_about": head.about}
     if kind.number is not None:
-        numbers = bundle.per_time(kind.number)(schedule.full_grid()).tolist()
-        options[kind.number] = [numbers[0], *numbers]  # the one at time 0 is not used
+        numbers = bundle.per_time(kind.number)
+        options[kind.number] = _at_all_times(numbers, schedule)
+        if isinstance(numbers, BothUnits):
+            options["velocity_numbers"] = _at_all_times(numbers.velocity, schedule)
     if trajectory == "optimal":
         options["trajectories"] = _trajectories(bundle, row)
     scheduler: OptimalCovarianceScheduler = OptimalCovarianceScheduler(
@@ -121,6 +125,11 @@ def discrete_scheduler(bundle: Bundle, row: Method, trajectory: str, **others: A
         **options,
     )
     return scheduler
+
+
+def _at_all_times(numbers: PerTime, schedule: Schedule) -> list[float]:
+    values: list[float] = number_at(numbers, schedule.full_grid()).tolist()
+    return [values[0], *values]  # the one at time 0 is not used
 
 
 def _trajectories(bundle: Bundle, row: Method) -> dict[str, list[int]]:

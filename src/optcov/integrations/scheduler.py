@@ -15,7 +15,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 from torch import Tensor
 
-from optcov.covariances import Bounds
+from optcov.covariances import BothUnits, Bounds, PerTime
 from optcov.gaussian import per_sample
 from optcov.integrations.scheduler_checks import check_config, refuse_other_processes
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
@@ -34,6 +34,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     head_unit, head_about: what that half estimates, as `Head.unit` and `Head.about` say.
     eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
     mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
+    velocity_numbers: the same variance in velocity units, for the time of a zero terminal SNR.
+    clip_mean: False clips x0_hat in the last step alone, and bounds variances all the same.
     noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
     trajectories: number of steps -> our times, ascending; what `set_timesteps(n)` takes instead of even ones.
     link: the name under which a network of `optcov.attach` leaves what its head says; None: it is in the channels.
@@ -75,6 +77,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         trajectories: dict[str, list[int]] | None = None,
         link: str | None = None,
         guided_half: str = "second",
+        clip_mean: bool = True,
+        velocity_numbers: list[float] | None = None,
     ):
         check_config(self.config)
         self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
@@ -86,8 +90,8 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             self.config,
             (-clip_sample_range, clip_sample_range) if clip_sample else None,
             {
-                "mean_square_noise": _per_time(mean_square_noise),
-                "mean_square_residual": _per_time(mean_square_residual),
+                "mean_square_noise": _per_time(mean_square_noise, velocity_numbers),
+                "mean_square_residual": _per_time(mean_square_residual, velocity_numbers),
             },
         )
         self._trajectories = _check_trajectories(trajectories or {}, self.schedule)
@@ -180,8 +184,11 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         return Trajectory.even(self.schedule, steps)
 
 
-def _per_time(numbers: Sequence[float] | None) -> Tensor | None:
-    return None if numbers is None else torch.tensor(numbers, dtype=torch.float64)
+def _per_time(numbers: Sequence[float] | None, velocity: Sequence[float] | None) -> PerTime | None:
+    if numbers is None:
+        return None
+    in_noise = torch.tensor(numbers, dtype=torch.float64)
+    return in_noise if velocity is None else BothUnits(in_noise, torch.tensor(velocity, dtype=torch.float64))
 
 
 def _whole(timestep: Any) -> int:

@@ -28,7 +28,7 @@ class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
     """What a step returns."""
 
     prev_sample: Tensor  # x_s, (B, C, H, W)
-    pred_original_sample: Tensor  # mean of x_0 given x_t, clipped to the data range, (B, C, H, W)
+    pred_original_sample: Tensor  # mean of x_0 given x_t, in the data range if clip_mean, (B, C, H, W)
     pred_original_variance: Tensor | None = None  # variance of x_0 given x_t, (B, C, H, W); None for "range"
     log_prob: Tensor | None = None  # log-density of prev_sample in nats, (B,); None where nothing is drawn
 
@@ -54,6 +54,7 @@ class Stepper:
             config["covariance"],
             data_range,
             config["use_clipped_model_output"],
+            config.get("clip_mean", True),
             **per_time,
         )
         self._variance_cap = variance_cap(self.process, config["noise_cap"])

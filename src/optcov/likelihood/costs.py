@@ -179,10 +179,13 @@ class CostTable:
     def _measured_variances(self) -> dict[str, Tensor]:
         ratio = torch.exp(-self.grid.forward.schedule.log_snr(self.grid.tensor))
         upper = None if self.data_range is None else ((self.data_range[1] - self.data_range[0]) / 2) ** 2
-        return {
-            "analytic": (ratio * (1 - self._measured("noise_square"))).clamp(0.0, upper),
-            "npr_isotropic": (ratio * self._measured("residual_square")).clamp(0.0, upper),
+        found = {
+            "analytic": ratio * (1 - self._measured("noise_square")),
+            "npr_isotropic": ratio * self._measured("residual_square"),
         }
+        if bool(ratio[-1].isinf()):  # no signal is left there: as at the time before, see optcov.covariances.analytic
+            found = {name: torch.cat([v[:-1], v[-2:-1]]) for name, v in found.items()}
+        return {name: v.clamp(0.0, upper) for name, v in found.items()}
 
     def _column(self, covariance: str, i: int, steps: Steps, pooled: bool) -> Tensor:
         """Costs of steps from the i-th time, summed over images: (S,) over all groups, or (G, S)."""

@@ -14,7 +14,7 @@ from optcov.schedule.base import Schedule, Time, as_times, check_signal_left, fi
 
 @final
 class DiscreteSchedule(Schedule):
-    """Times 0..N with alpha_bar_n = prod (1 - beta_i)."""
+    """Times 0..N with alpha_bar_n = prod (1 - beta_i). A last beta of 1 leaves no signal at N: zero terminal SNR."""
 
     name = "betas"
     discrete = True
@@ -23,8 +23,9 @@ class DiscreteSchedule(Schedule):
     def __init__(self, betas: Tensor):
         if betas.ndim != 1 or len(betas) == 0:
             raise ValueError(f"betas must be a non-empty one-dimensional sequence, got shape {tuple(betas.shape)}")
+        blind = len(betas) > 1 and float(betas[-1]) == 1
         outside = ~((betas > 0) & (betas < 1))
-        outside[-1] &= betas[-1] != 1  # a last beta of 1 leaves no signal: zero terminal SNR
+        outside[-1] &= not blind  # a last beta of 1 leaves no signal: zero terminal SNR
         if bool(outside.any()):
             n = int(outside.nonzero()[0])
             raise ValueError(
@@ -38,7 +39,7 @@ class DiscreteSchedule(Schedule):
         zero = torch.zeros(1, dtype=torch.float64)
         self._log_alpha_bar = torch.cat([zero, torch.log1p(-self._betas).cumsum(0)])
         self._log_beta_bar = torch.log(-torch.expm1(self._log_alpha_bar))
-        check_signal_left(float(self._log_alpha_bar[-2 if betas[-1] == 1 else -1]), "betas")
+        check_signal_left(float(self._log_alpha_bar[-2 if blind else -1]), "betas")
         flat = self._log_alpha_bar.exp().diff() >= 0
         if bool(flat.any()):
             n = int(flat.nonzero()[0])

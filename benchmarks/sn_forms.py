@@ -1,0 +1,63 @@
+"""The two forms of SN side by side: the paper's linear head, whose difference is clamped, and the positive one.
+
+    python benchmarks/sn_forms.py [BUNDLE] [--data DATA] [--images 1024]
+
+Both are fitted in closed form on the same training images and looked at on the same held-out ones. Each line is a time:
+the share of pixels whose variance was negative and set to 0, and the mean of the variance, after that, over the mean
+squared residual that it stands for (1 is right).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from optcov import ForwardProcess, ReverseProcess, bundle, data
+from optcov.fitting import Batches, fit_closed_form, new_heads
+from optcov.networks import HeadedNetwork
+from optcov.noise import batch_noise
+
+TIMES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def fitted(network: HeadedNetwork, images: data.ImageSet, count: int, loss: str) -> HeadedNetwork:
+    """The network with a new SN head: loss "mse" is the paper's form, "gamma" the positive one."""
+    tasks = new_heads(network, images.x_0(torch.arange(1)), ["sn"], loss=loss)
+    done = fit_closed_form(network, tasks, Batches(images, network.schedule, 64), count, loss)
+    return HeadedNetwork(
+        network.backbone, network.schedule, done.heads, network.time_argument, network.parameterisation
+    ).eval()
+
+
+@torch.no_grad()
+def looked_at(network: HeadedNetwork, x_0: torch.Tensor, t: float, stream: int) -> tuple[float, float]:
+    """Share of variances below 0, and mean variance of x_0 over the mean square of x_0 - x0_hat."""
+    process = ReverseProcess(network, ForwardProcess(network.schedule), "sn", data_range=None)
+    x_t = process.forward.diffuse(x_0, t, batch_noise(0, range(len(x_0)), stream, x_0.shape[1:]))
+    posterior = process.posterior(x_t, t)
+    residual = (x_0 - posterior.mean).square().mean()
+    return process.bounds.below / process.bounds.total, float(posterior.variance.mean() / residual)
+
+
+def main() -> None:
+    """Print a line per time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("bundle", nargs="?", default="fashion")
+    parser.add_argument("--data", default="data/fashion-mnist", help="images whose training part heads are fitted on")
+    parser.add_argument("--images", type=int, default=1024)
+    parser.add_argument("--held-out", type=int, default=96)
+    options = parser.parse_args()
+    network = bundle.load(options.bundle).network.with_only_heads()
+    train, test = (data.load(options.data, part) for part in ("train", "test"))
+    forms = [fitted(network, train, options.images, loss) for loss in ("mse", "gamma")]
+    x_0 = test.x_0(torch.arange(options.held_out))
+    print("            linear, clamped          positive")
+    print("    t     v < 0      v / r      v < 0      v / r")
+    for stream, t in enumerate(TIMES):
+        (below, ratio), (positive_below, positive_ratio) = (looked_at(form, x_0, t, stream) for form in forms)
+        print(f"{t:5.2f}  {below:8.1%}  {ratio:9.3g}   {positive_below:8.1%}  {positive_ratio:9.3g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
