@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import typer
 from diffusers import DDPMPipeline, DDPMScheduler
+from PIL import Image
 from typer.testing import CliRunner
 
 from image_files import small_data_set
@@ -28,6 +29,7 @@ RUNS = {  # in this order: some use what others wrote
     "import": "pipeline --out imported",
     "sample": "small --method SN-DDIM --steps 3 --n 4 --out samples",
     "bpd": "small images.npy --times 6 --steps 3,5 --images 4 --train-images 4 --out bpd",
+    "restore": "small image.png --mask box:3x3 --samples 2 --steps 2 --out restored",
     "trajectory": "small images.npy --times 6 --max-steps 4 --images 4 --out trajectory",
     "data": "fashion-mnist fashion",
     "train": "images.npy --out run --steps 2 --batch-size 4 --channels 8,8 --groups 4 --head-dim 8",
@@ -44,6 +46,7 @@ MISTAKES = {  # command -> words, and which of them the answer names
     "import": ("nothing --out imported", "nothing"),
     "sample": ("small --method magic", "magic"),
     "bpd": ("small nothing", "nothing"),
+    "restore": ("small nothing.png", "nothing.png"),
     "trajectory": ("small nothing", "nothing"),
     "data": ("magic fashion", "magic"),
     "train": ("nothing --out run", "nothing"),
@@ -68,6 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = save_with_images(tmp_path_factory.mktemp("conversation"), Schedule.linear(24))
     DDPMPipeline(small_unet(), DDPMScheduler(24)).save_pretrained(directory / "pipeline")
     np.save(directory / "clothes.npy", np.random.default_rng(0).integers(0, 256, (40, 28, 28), dtype=np.uint8))
+    Image.fromarray(np.load(directory / "images.npy")[0, 0]).save(directory / "image.png")
     before = Path.cwd()
     os.chdir(directory)
     with pytest.MonkeyPatch.context() as patch:

@@ -83,7 +83,7 @@ def command(
     output.print(printable_lines(str(found)), highlight=False, markup=False)
     if known is not None:
         output.print(f"PSNR of the mean: {told['psnr']:.2f} dB", highlight=False)
-    finish(found_out / "restoration.png", "optcov", "restore", bundle, image, "--help")
+    finish(found_out / "restoration.png", "optcov", "sample", bundle, "--variance-map")
 
 
 def printable_lines(text: str) -> str:
