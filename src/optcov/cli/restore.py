@@ -54,7 +54,7 @@ def command(
     """
     from optcov import bundle as bundles
     from optcov.inverse import Solver, restore
-    from optcov.inverse.restore import make_guide
+    from optcov.inverse.restoring import make_guide
 
     model = bundles.load(bundle, schedule)
     operator = make_operator(tuple(model.image_shape), mask, blur, downscale, border)

@@ -4,7 +4,7 @@ from optcov.inverse.blur import Blur
 from optcov.inverse.conditioning import Solver
 from optcov.inverse.operators import Average, Composition, Identity, Linear, Mask, Operator
 from optcov.inverse.restoration import Restoration
-from optcov.inverse.restore import BASELINES, DEFAULT_METHOD, restore
+from optcov.inverse.restoring import BASELINES, DEFAULT_METHOD, restore
 
 __all__ = [
     "BASELINES",
