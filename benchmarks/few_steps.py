@@ -39,13 +39,13 @@ BATCH = 64
 
 
 def default_times(bundle: Bundle, K: int) -> Trajectory:
-    """Those of Bundle.with_matched_noise: even in the log-SNR."""
+    """Those of Bundle.with_matched_noise: Karras times."""
     return few_step_times(bundle.schedule, K)
 
 
-def karras(bundle: Bundle, K: int) -> Trajectory:
-    """EDM's times with the same first one."""
-    return Trajectory.karras(bundle.schedule, K, first_sigma=1 / K)
+def log_even(bundle: Bundle, K: int) -> Trajectory:
+    """Times that are nearly even in the log-SNR, with the same first one."""
+    return Trajectory.karras(bundle.schedule, K, rho=100.0, first_sigma=1 / K)
 
 
 def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
@@ -55,11 +55,11 @@ def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
 
 ROWS: dict[str, dict[str, Any]] = {
     "Matched 2M": {"eta": 0.3},
-    "Matched 2M, Karras times": {"eta": 0.3, "times": karras},
-    "Matched 2M, Karras times, eta = 0": {"eta": 0.0, "times": karras},
+    "Matched 2M, eta = 0": {"eta": 0.0},
+    "Matched 2M, times even in log-SNR": {"eta": 0.3, "times": log_even},
     "Matched 2M, times of diffusers": {"eta": 0.3, "times": diffusers_times},
     "Matched 2M, shrunk too": {"eta": 0.3, "shrink": True},
-    "2M, Karras times, eta = 0, nothing matched": {"eta": 0.0, "times": karras, "matched": False},
+    "2M, the same times, eta = 0, nothing matched": {"eta": 0.0, "matched": False},
 }
 
 

@@ -267,7 +267,7 @@ class Bundle:
         """Measure what Matched 2M needs to draw in `steps` steps on the schedule in use, and keep it.
 
         images: some hundred training images or more, (n, C, H, W) in [-1, 1] or uint8 or a path. trajectory: its times;
-        even in the log-SNR, the last step from a noise-to-signal ratio of 1 / steps, by default. options: those of
+        Karras ones whose last step starts at a noise-to-signal ratio of 1 / steps by default. options: those of
         optcov.solvers.match_noise, such as eta, samples (start noises, 512), seed, condition, progress.
 
         >>> import optcov

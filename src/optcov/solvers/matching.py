@@ -20,8 +20,7 @@ Where a step has more power than T, noise is no remedy. With shrink=True such fr
 
     g = min(1, sqrt((T - floor b_s^2) / q)),   p = T - g^2 q,   shift = B^T (a_s B E[x_0] - g m)
 
-which makes mean and power of x_s exact at every step. It is off by default: samples of a real network vary too little,
-and with it the distance of images gets worse (docs/few-steps.md).
+which makes mean and power of x_s exact at every step. It is off by default: on images it is not measured yet.
 """
 
 from __future__ import annotations
