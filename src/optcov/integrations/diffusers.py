@@ -35,8 +35,8 @@ def attach(
 
     Its network and its scheduler become the bundle's, which must take the same images. trajectory: "even", or "optimal"
     to visit the bundle's optimal times where it has as many steps as asked for. A bundle in continuous time runs on the
-    linear schedule of 1,000 steps, by equal noise levels. paper_exact: clip x0_hat as the paper does, and not as the
-    method measures best (docs/clipping.md).
+    linear schedule of 1,000 steps, by equal noise levels. paper_exact: clip x0_hat as the paper does, and not as is
+    chosen for images (docs/clipping.md).
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
