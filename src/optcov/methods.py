@@ -48,7 +48,7 @@ class Method:
     rows, so they step as that does; dataclasses.replace(method, convention="exact") ends at the right time instead.
 
     `forward` and `reverse_process` compose the row as the paper has it. clip_mean and use_clipped_model_output are what
-    measures best for images (docs/clipping.md): a bundle steps by them unless it is asked for paper_exact.
+    is chosen for images, by what docs/clipping.md says is known: a bundle steps by them unless it is asked for paper_exact.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Method:
     use_clipped_model_output: bool | None = None
 
     def clipping(self, paper_exact: bool = False) -> dict[str, Any]:
-        """Options of ReverseProcess by which images are drawn: those that measure best, or none as in the paper."""
+        """Options of ReverseProcess by which images are drawn: those chosen for images, or none as in the paper."""
         if paper_exact:
             return {}
         return {"clip_mean": self.clip_mean, "use_clipped_model_output": self.use_clipped_model_output}

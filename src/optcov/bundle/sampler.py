@@ -37,7 +37,7 @@ class Sampler:
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i. guidance: how
     far the mean moves from that without a condition; 1 for not at all.
     ocm_probes: of OCM-DDPM and OCM-DDIM, so many probes of the Jacobian at each step in the place of a fitted head.
-    paper_exact: clip x0_hat as the paper does, and not as the method measures best (docs/clipping.md). clip_mean and
+    paper_exact: clip x0_hat as the paper does, and not as is chosen for images (docs/clipping.md). clip_mean and
     use_clipped_model_output, of `ReverseProcess`, win over either.
 
     >>> from optcov import bundle

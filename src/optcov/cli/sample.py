@@ -67,7 +67,7 @@ def command(
         None, help="Of OCM-DDPM and OCM-DDIM: probe the Jacobian so often at each step, in the place of a fitted head."
     ),
     paper_exact: bool = typer.Option(
-        False, "--paper-exact", help="Clip x0_hat as the paper does, not as the method measures best."
+        False, "--paper-exact", help="Clip x0_hat as the paper does, not as is chosen for images."
     ),
     compare: bool = typer.Option(
         False, "--compare", help="One picture: methods as rows, steps as columns, same noise."

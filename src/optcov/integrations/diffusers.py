@@ -49,7 +49,7 @@ def attach(
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
     of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
     2M" takes the times that the bundle has matched noise for on that schedule. paper_exact: clip x0_hat as the paper
-    does, and not as the method measures best (docs/clipping.md).
+    does, and not as is chosen for images (docs/clipping.md).
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
