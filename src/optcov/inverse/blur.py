@@ -1,0 +1,99 @@
+"""Blur: a convolution of every channel with one kernel, general or separable, with periodic or zero borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.inverse.operators import Map, Operator, check_image
+from optcov.schedule import is_whole
+
+BORDERS = ("periodic", "zero")
+MARGIN = 1e-3  # of the mean eigenvalue: a preconditioner must not divide by the zeros of a spectrum
+
+
+@final
+class Blur(Operator):
+    """y = kernel * x, the kernel's middle pixel at rest.
+
+    kernel: (h, w) with odd sides, or (h,) for a separable one, the same down and across. border: "periodic", where an
+    image goes on with its other side, or "zero", where nothing lies outside.
+    """
+
+    name = "blur"
+
+    def __init__(self, shape: Sequence[int], kernel: Tensor, border: str = "periodic"):
+        self.shape = self.measurement_shape = check_image(shape)
+        if border not in BORDERS:
+            raise ValueError(f"border = {border!r} is not one of {', '.join(BORDERS)}")
+        if not isinstance(kernel, Tensor) or kernel.ndim not in (1, 2) or not all(n % 2 for n in kernel.shape):
+            found = tuple(kernel.shape) if isinstance(kernel, Tensor) else type(kernel).__name__
+            raise ValueError(f"a blur kernel is a tensor (h, w) or (h,) with odd sides, got {found}; pad it by zeros")
+        kernel = kernel.detach().double().cpu()
+        if not bool(kernel.isfinite().all()) or not bool(kernel.any()):
+            raise ValueError("a blur kernel holds finite numbers that are not all 0")
+        self.border, self.separable = border, kernel.ndim == 1
+        self.kernel = torch.outer(kernel, kernel) if self.separable else kernel
+        if any(n > m for n, m in zip(self.kernel.shape, self.shape[-2:], strict=True)):
+            raise ValueError(
+                f"a kernel of {tuple(self.kernel.shape)} is larger than images of {self.shape[-2:]}; cut it"
+            )
+        self._parts = [kernel[:, None], kernel[None, :]] if self.separable else [kernel]
+        self._spectrum = self._transfer()  # exact for periodic borders, nearly so for zero ones
+
+    @staticmethod
+    def gaussian(shape: Sequence[int], std: float, size: int | None = None, border: str = "periodic") -> Blur:
+        """A Gaussian kernel of a standard deviation in pixels, cut at three of them unless a size is given."""
+        if not std > 0:
+            raise ValueError(f"std = {std} is not a positive number of pixels")
+        sides = check_image(shape)[-2:]
+        largest = min(sides) - 1 + min(sides) % 2
+        side = min(2 * round(3 * std) + 1, largest) if size is None else size
+        if not is_whole(side) or side < 1 or side % 2 == 0:
+            raise ValueError(f"size = {size} is not an odd number of pixels")
+        places = torch.arange(side, dtype=torch.float64) - side // 2
+        weights = torch.exp(-(places**2) / (2 * std**2))
+        return Blur(shape, weights / weights.sum(), border)
+
+    def apply(self, x: Tensor) -> Tensor:
+        if self.border == "periodic":
+            return self._filtered(x, self._spectrum)
+        for part in self._parts:
+            x = self._convolved(x, part.flip(0, 1))
+        return x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        if self.border == "periodic":
+            return self._filtered(y, self._spectrum.conj())
+        for part in self._parts:  # odd kernels and zero borders: the transposed map is the mirrored kernel
+            y = self._convolved(y, part)
+        return y
+
+    def preconditioner(self, variance: Tensor, noise_variance: float) -> Map:
+        level = variance.double().flatten(1).mean(1).reshape(-1, 1, 1, 1).cpu()
+        power = level * self._spectrum.abs().square() + noise_variance
+        inverse = 1 / (power + MARGIN * power.mean((-2, -1), keepdim=True)).clamp(min=1e-30)
+        return lambda y: self._filtered(y, inverse)
+
+    def _transfer(self) -> Tensor:
+        """The kernel's Fourier transform, (H, W // 2 + 1), complex128."""
+        rows, columns = self.shape[-2:]
+        padded = torch.zeros(rows, columns, dtype=torch.float64)
+        height, width = self.kernel.shape
+        padded[:height, :width] = self.kernel
+        spectrum: Tensor = torch.fft.rfft2(padded.roll((-(height // 2), -(width // 2)), (0, 1)))
+        return spectrum
+
+    def _filtered(self, x: Tensor, spectrum: Tensor) -> Tensor:
+        kind = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+        weights = spectrum.to(x.device, kind if spectrum.is_complex() else x.dtype)
+        filtered: Tensor = torch.fft.irfft2(torch.fft.rfft2(x) * weights, s=x.shape[-2:])
+        return filtered
+
+    def _convolved(self, x: Tensor, kernel: Tensor) -> Tensor:
+        weight = kernel.to(x)[None, None].expand(x.shape[1], 1, *kernel.shape)
+        padding = (kernel.shape[0] // 2, kernel.shape[1] // 2)
+        return torch.nn.functional.conv2d(x, weight, padding=padding, groups=x.shape[1])

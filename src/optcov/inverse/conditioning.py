@@ -1,0 +1,132 @@
+"""The Gaussian over x_0 given x_t, conditioned on a measurement y = A x_0 + noise.
+
+With N(m, v) given x_t, S = A v A^T + noise_std^2 I and z = S^-1 (y - A m):
+
+    mean        m + v A^T z
+    covariance  v - v A^T S^-1 A v
+
+Both at once by one solve (Matheron's rule): draw e ~ N(0, v) and n ~ N(0, noise_std^2 I); then
+m + e + v A^T S^-1 (y - A (m + e) - n) is a draw of the conditioned Gaussian, for any A and any shape of v.
+S is diagonal for masks and averages of independent pixels; elsewhere conjugate gradients solve it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.gaussian import CovarianceShape, Full, Gaussian, sum_pixels
+from optcov.gaussian.shapes import Elementwise
+from optcov.inverse.operators import Map, Operator
+
+SMALLEST = 1e-30  # a variance below is 0: what has no variance and no noise cannot be moved
+
+
+@final
+@dataclass(frozen=True)
+class Solver:
+    """When conjugate gradients stop: at a residual relative to the right-hand side, or after so many iterations."""
+
+    tolerance: float = 1e-4
+    iterations: int = 200
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance < 1 or self.iterations < 1:
+            raise ValueError(
+                f"tolerance = {self.tolerance} and iterations = {self.iterations} are not a way to solve; pass a "
+                f"tolerance between 0 and 1 and at least 1 iteration"
+            )
+
+
+@final
+class System:
+    """S = A v A^T + noise_std^2 I for a batch, and how to solve with it; `unsolved` counts what did not converge."""
+
+    def __init__(self, operator: Operator, covariance: CovarianceShape, noise_std: float, like: Tensor, solver: Solver):
+        self.operator, self.covariance, self.solver = operator, covariance, solver
+        self.noise_variance = noise_std**2
+        self.unsolved = 0
+        self._like = like
+        self._diagonal: Tensor | None = None
+        if isinstance(covariance, Elementwise):
+            self._diagonal = operator.diagonal(covariance.diagonal(like).expand_as(like))
+
+    @property
+    def exact(self) -> bool:
+        """Whether S is diagonal, so that no iteration is needed."""
+        return self._diagonal is not None
+
+    def gain(self, z: Tensor) -> Tensor:
+        """v A^T z, (B, *M) -> (B, *D)."""
+        return multiply(self.covariance, self.operator.adjoint(z))
+
+    def apply(self, z: Tensor) -> Tensor:
+        """S z."""
+        return self.operator.apply(self.gain(z)) + self.noise_variance * z
+
+    def solve(self, right: Tensor) -> Tensor:
+        """S^-1 right; where S is singular, the solution without a part in its null space."""
+        if self._diagonal is not None:
+            whole = self._diagonal + self.noise_variance
+            return torch.where(whole > SMALLEST, right / whole.clamp(min=SMALLEST), 0.0)
+        variance = self.covariance.diagonal(self._like).expand_as(self._like)
+        precondition = self.operator.preconditioner(variance, self.noise_variance)
+        solution, converged = conjugate_gradients(self.apply, right, precondition, self.solver)
+        self.unsolved += int((~converged).sum())
+        return solution
+
+    def conditioned_mean(self, mean: Tensor, y: Tensor) -> Tensor:
+        """m + v A^T S^-1 (y - A m), (B, *D)."""
+        return mean + self.gain(self.solve(y - self.operator.apply(mean)))
+
+    def conditioned_draw(self, posterior: Gaussian, y: Tensor, noise: Tensor, measurement_noise: Tensor) -> Tensor:
+        """A draw of the conditioned Gaussian by standard normal noise, (B, *D) and (B, *M)."""
+        return self.conditioned_mean(posterior.sample(noise), y - self.noise_variance**0.5 * measurement_noise)
+
+
+def multiply(covariance: CovarianceShape, x: Tensor) -> Tensor:
+    """v x, (B, *D): by the shape's own `apply`, if it has one."""
+    own = getattr(covariance, "apply", None)
+    if own is not None:
+        product: Tensor = own(x)
+        return product
+    if isinstance(covariance, Elementwise):
+        return covariance.diagonal(x) * x
+    if isinstance(covariance, Full):
+        return (covariance.matrix @ x.flatten(1).unsqueeze(-1)).reshape(x.shape)
+    raise ValueError(
+        f"a covariance of shape {type(covariance).__name__} cannot be multiplied with an image; give it a method "
+        f"apply(x), (B, *D) -> (B, *D)"
+    )
+
+
+def conjugate_gradients(apply: Map, right: Tensor, precondition: Map, solver: Solver) -> tuple[Tensor, Tensor]:
+    """Solve a symmetric positive system for a batch: the solutions (B, *M), and which converged, (B,) booleans.
+
+    Each sample stops on its own, so that the others of its batch do not change it.
+    """
+    x, residual, tiny = torch.zeros_like(right), right.clone(), torch.finfo(right.dtype).tiny
+    goal = solver.tolerance**2 * sum_pixels(right.square())
+    scaled = precondition(residual)
+    direction, power = scaled.clone(), sum_pixels(residual * scaled)
+    active = sum_pixels(residual.square()) > goal
+    for _ in range(solver.iterations):
+        if not bool(active.any()):
+            break
+        product = apply(direction)
+        curvature = sum_pixels(direction * product)
+        active = active & (curvature > 0)  # a direction without curvature is in the null space: nothing to gain
+        length = torch.where(active, power / curvature.clamp(min=tiny), 0.0)
+        x, residual = x + _rows(length, x) * direction, residual - _rows(length, x) * product
+        active = active & (sum_pixels(residual.square()) > goal)
+        scaled = precondition(residual)
+        power, before = sum_pixels(residual * scaled), power
+        direction = scaled + _rows(power / before.clamp(min=tiny), x) * direction
+    return x, sum_pixels(residual.square()) <= goal
+
+
+def _rows(coefficient: Tensor, like: Tensor) -> Tensor:
+    return coefficient.reshape(-1, *[1] * (like.ndim - 1))

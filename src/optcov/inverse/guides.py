@@ -1,0 +1,232 @@
+"""How a reverse step takes a measurement into account: by the posterior's covariance, or as earlier methods do.
+
+`ByPosterior` is the five lines of a reverse step with the posterior conditioned on the measurement:
+
+    prediction = network(x_t, t, **condition)
+    posterior  = covariance.posterior(prediction)       Gaussian over x_0 given x_t
+    x_0        = a draw of the posterior given y        see optcov.inverse.conditioning
+    step       = bridge(t, s).apply(x_0, x_t)           q(x_s | x_t, x_0)
+    x_s        = step.sample(noise)
+
+If the prior is Gaussian and v its full covariance, x_s is distributed exactly as given x_t and y, for any number of
+steps. The others are baselines: DPS (Chung et al. 2023), PiGDM (Song et al. 2023), DiffPIR (Zhu et al. 2023).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from optcov.covariances import Covariance
+from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, per_sample, sum_pixels
+from optcov.inverse.conditioning import Solver, System
+from optcov.inverse.operators import Operator
+from optcov.noise import NoiseSource
+from optcov.prediction import Prediction
+from optcov.reverse import ReverseProcess
+
+WAYS = ("proximal", "guidance")
+
+
+@final
+class UnitPrior(Covariance):
+    """PiGDM's guess: v = beta_bar / (alpha_bar + beta_bar), exact for data that is a unit Gaussian."""
+
+    structure = "isotropic"
+
+    def __init__(self) -> None:
+        self.name = "isotropic"  # type: ignore[misc]  # of the object: it is a guess, no covariance of the registry
+
+    def second_moment(self, prediction: Prediction) -> CovarianceShape:
+        return Isotropic(prediction.factor("velocity"))
+
+
+@final
+@dataclass(frozen=True)
+class Draws:
+    """The standard normal noise of one step; each part depends on (seed, sample, step) alone."""
+
+    images: NoiseSource
+    measurements: NoiseSource
+    number: int  # of the step, from 1
+
+    def clean(self) -> Tensor:
+        """For x_0 given x_t, (B, *D)."""
+        return self.images.drawn(3 * self.number - 2)
+
+    def measured(self) -> Tensor:
+        """For the measurement, (B, *M)."""
+        return self.measurements.drawn(3 * self.number - 1)
+
+    def bridge(self) -> Tensor:
+        """For x_s given x_t and x_0, (B, *D)."""
+        return self.images.drawn(3 * self.number)
+
+
+class Guide(ABC):
+    """One reverse step towards a measurement."""
+
+    passes: int = 0  # back through the network, after each evaluation
+    strength: ClassVar[float | None] = None  # the number that a baseline is tuned by, if there is one
+
+    def __init__(self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver):
+        self.process, self.operator, self.noise_std, self.solver = process, operator, noise_std, solver
+        self.unsolved = 0  # systems that conjugate gradients did not solve to the tolerance
+        self.solved = 0
+
+    @abstractmethod
+    def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
+        """x_s given x_t (B, *D) and y (B, *M)."""
+
+    def _system(self, covariance: CovarianceShape, like: Tensor) -> System:
+        return System(self.operator, covariance, self.noise_std, like, self.solver)
+
+    def _count(self, system: System, solves: int, batch: int) -> None:
+        self.unsolved, self.solved = self.unsolved + system.unsolved, self.solved + solves * batch
+
+    def _carried(self, x_0: Tensor, x_t: Tensor, t: float, s: float, draws: Draws) -> Tensor:
+        """A draw of q(x_s | x_t, x_0)."""
+        point = Gaussian(x_0, Isotropic(torch.zeros((), dtype=torch.float64)))
+        step = self.process.forward.bridge(t, s).apply(point, x_t)
+        return step.sample(draws.bridge()) if s > 0 else step.mean
+
+
+@final
+class ByPosterior(Guide):
+    """Conditions the posterior on the measurement, with any covariance that has one.
+
+    way: "proximal" multiplies by v. "guidance" takes the mean by gradients through the network instead: by Tweedie's
+    formula the Jacobian G = (beta_bar / sqrt(alpha_bar)) d x0_hat / d x_t is the covariance of a perfect network, and
+    m + G A^T z with (A G A^T + noise_std^2 I) z = y - A m needs no more than products with it, each a pass back. One
+    product is one step of conjugate gradients, preconditioned by v: along z = S^-1 (y - A m), as far as G allows. If v
+    is G, that is exact. Further steps made samples of a trained network worse: its Jacobian is no covariance.
+    """
+
+    def __init__(
+        self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, way: str = "proximal"
+    ):
+        super().__init__(process, operator, noise_std, solver)
+        self.way, self.passes = way, int(way == "guidance")
+
+    def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
+        if self.way == "guidance":
+            x_0 = self._by_gradient(x_t, y, t, draws, condition)
+        else:
+            posterior = self.process.posterior_from(self.process.predict(x_t, t, **condition))
+            system = self._system(posterior.covariance, posterior.mean)
+            x_0 = system.conditioned_draw(posterior, y, draws.clean(), draws.measured())
+            self._count(system, 1, len(x_t))
+        return self._carried(x_0.to(x_t.dtype), x_t, t, s, draws)
+
+    def _by_gradient(self, x_t: Tensor, y: Tensor, t: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
+        with torch.enable_grad():
+            at = x_t.detach().requires_grad_()
+            prediction = self.process.predict(at, t, **condition)
+            clean = prediction.clean
+        posterior = self.process.posterior_from(_detached(prediction))
+        mean, covariance = posterior.mean, posterior.covariance
+        system = self._system(covariance, mean)
+        residual = y - self.operator.apply(mean)
+        z = system.solve(residual)
+        (gradient,) = torch.autograd.grad(clean, at, self.operator.adjoint(z).to(clean.dtype))
+        signal, spread = self.process.forward.levels(t)
+        move = per_sample(spread.square() / signal, gradient) * gradient
+        mean = mean + self._length(z, residual, move) * move
+        # the spread about that mean is the conditioned covariance: a draw about 0, given a measurement of 0
+        about_zero = Gaussian(torch.zeros_like(mean), covariance)
+        deviation = system.conditioned_draw(about_zero, torch.zeros_like(y), draws.clean(), draws.measured())
+        self._count(system, 2, len(x_t))
+        return mean + deviation
+
+    def _length(self, z: Tensor, residual: Tensor, move: Tensor) -> Tensor:
+        """How far to go along G A^T z: to the least error of the linear system, and no farther than z itself says."""
+        product = self.operator.apply(move) + self.noise_std**2 * z
+        wanted, curvature = sum_pixels(z * residual), sum_pixels(z * product)
+        length = torch.where(curvature > wanted, wanted / curvature, 1.0)
+        return length.reshape(-1, *[1] * (move.ndim - 1))
+
+
+@final
+class DPS(Guide):
+    """DDPM's own step, then a step down the gradient of |y - A x0_hat|, of a length that one tunes."""
+
+    strength = 1.0
+    passes = 1
+
+    def __init__(
+        self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, strength: float = 1.0
+    ):
+        super().__init__(process, operator, noise_std, solver)
+        self.scale = strength
+
+    def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
+        with torch.enable_grad():
+            at = x_t.detach().requires_grad_()
+            clean = self.process.predict(at, t, **condition).clean
+            distance = (y - self.operator.apply(clean)).flatten(1).norm(dim=1)
+            (gradient,) = torch.autograd.grad(distance.sum(), at)
+        x_s = self._carried(self.process.bounds.clip(clean.detach()), x_t, t, s, draws)
+        guided: Tensor = x_s - self.scale * gradient
+        return guided
+
+
+@final
+class PiGDM(Guide):
+    """DDIM's step with eta = 1, plus sqrt(alpha_bar_t) times the gradient that the guess of one number gives."""
+
+    passes = 1
+
+    def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
+        with torch.enable_grad():
+            at = x_t.detach().requires_grad_()
+            prediction = self.process.predict(at, t, **condition)
+            clean = prediction.clean
+        guess = prediction.factor("velocity")
+        system = self._system(Isotropic(guess), clean.detach())
+        mean = self.process.bounds.clip(clean.detach())
+        pull = self.operator.adjoint(system.solve(y - self.operator.apply(mean)))
+        (gradient,) = torch.autograd.grad(clean, at, pull.to(clean.dtype))
+        self._count(system, 1, len(x_t))
+        signal, _ = self.process.forward.levels(t)
+        guided: Tensor = self._carried(mean, x_t, t, s, draws) + float(guess * signal) * gradient
+        return guided
+
+
+@final
+class DiffPIR(Guide):
+    """x0_hat is replaced by the proximal point with v = beta_bar / (alpha_bar strength); part of the noise is kept."""
+
+    strength = 10.0
+    KEPT_NOISE: ClassVar[float] = 0.3  # the paper's zeta: the share of new noise in x_s
+
+    def __init__(
+        self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, strength: float = 10.0
+    ):
+        super().__init__(process, operator, noise_std, solver)
+        self.scale = strength
+
+    def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
+        prediction = self.process.predict(x_t, t, **condition)
+        mean = self.process.bounds.clip(prediction.clean)
+        system = self._system(Isotropic(prediction.factor("noise") / self.scale), mean)
+        x_0 = self.process.bounds.clip(system.conditioned_mean(mean, y))
+        self._count(system, 1, len(x_t))
+        if s == 0:
+            return x_0
+        signal, spread = (float(level) for level in self.process.forward.levels(t))
+        signal_s, spread_s = (float(level) for level in self.process.forward.levels(s))
+        implied = (x_t - signal * x_0) / spread
+        mixed = (1 - self.KEPT_NOISE) ** 0.5 * implied + self.KEPT_NOISE**0.5 * draws.bridge()
+        return signal_s * x_0 + spread_s * mixed
+
+
+def _detached(prediction: Prediction) -> Prediction:
+    """The same without gradient, heads and all."""
+    heads = {name: head.detach() for name, head in prediction.heads.items()}
+    units, excesses = prediction.units, prediction.excesses
+    return replace(prediction.detach(), x_t=prediction.x_t.detach()).with_heads(heads, units, excesses)

@@ -1,0 +1,317 @@
+"""What a measurement sees of an image: linear operators with their adjoints.
+
+y = A x + noise. An operator knows the shapes of both sides, A and A^T on batches, and what makes solving cheap:
+whether A diag(v) A^T is diagonal (masks, averages), an estimate of it otherwise, and whether a measurement can be
+A x at all. `blur @ mask` is the composition: first the mask, then the blur.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from optcov.gaussian import sum_pixels
+from optcov.schedule import is_whole
+
+Map = Callable[[Tensor], Tensor]
+
+RANGE_TOLERANCE = 1e-3  # of a measurement without noise, relative to its size: 8-bit images are not exact
+
+
+class Operator(ABC):
+    """A linear map of images (B, *shape) to measurements (B, *measurement_shape)."""
+
+    name: str = "linear map"
+    shape: tuple[int, ...]
+    measurement_shape: tuple[int, ...]
+
+    @abstractmethod
+    def apply(self, x: Tensor) -> Tensor:
+        """A x, (B, *shape) -> (B, *measurement_shape)."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """A^T y, (B, *measurement_shape) -> (B, *shape)."""
+
+    def diagonal(self, variance: Tensor) -> Tensor | None:
+        """A diag(variance) A^T as its diagonal (B, *measurement_shape), if it is diagonal; else None."""
+        return None
+
+    def preconditioner(self, variance: Tensor, noise_variance: float) -> Map:
+        """A rough inverse of A diag(variance) A^T + noise_variance I, symmetric and positive."""
+        return lambda y: y
+
+    def outside_range(self, y: Tensor) -> Tensor:
+        """How far each measurement is from the nearest A x, relative to its size, (B,)."""
+        return distance_to_range(self, y)
+
+    @property
+    def seen(self) -> Tensor:
+        """1 for each entry of the measurement that says something, 0 for those that are always 0."""
+        return torch.ones(self.measurement_shape)
+
+    def __matmul__(self, first: Operator) -> Composition:
+        return Composition(self, first)
+
+    def __repr__(self) -> str:
+        return f"{self.name}, {self.shape} -> {self.measurement_shape}"
+
+
+@final
+class Identity(Operator):
+    """Denoising: the whole image is seen."""
+
+    name = "identity"
+
+    def __init__(self, shape: Sequence[int]):
+        self.shape = self.measurement_shape = check_shape(shape)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return y
+
+    def diagonal(self, variance: Tensor) -> Tensor:
+        return variance
+
+    def outside_range(self, y: Tensor) -> Tensor:
+        return torch.zeros(len(y), dtype=torch.float64)
+
+
+@final
+class Mask(Operator):
+    """Inpainting: pixels are seen where the mask is 1; elsewhere the measurement is 0.
+
+    mask: zeros and ones (or booleans), broadcastable to the shape; by default its own shape counts.
+    """
+
+    name = "mask"
+
+    def __init__(self, mask: Tensor, shape: Sequence[int] | None = None):
+        if not isinstance(mask, Tensor):
+            raise ValueError(f"mask is a {type(mask).__name__}, not a torch tensor; convert it by torch.as_tensor")
+        self.shape = self.measurement_shape = check_shape(mask.shape if shape is None else shape)
+        try:
+            full = mask.double().expand(self.shape).clone()
+        except RuntimeError as error:
+            raise ValueError(
+                f"a mask of shape {tuple(mask.shape)} does not fit images of shape {self.shape}; "
+                f"pass one of the image's own shape, or (H, W)"
+            ) from error
+        if not bool(((full == 0) | (full == 1)).all()):
+            raise ValueError("a mask holds zeros (hidden) and ones (seen) only; compare with a threshold first")
+        if not bool(full.any()):
+            raise ValueError("the mask hides every pixel, so that nothing is measured; let it show some")
+        self.mask = full
+
+    @staticmethod
+    def box(shape: Sequence[int], top: int, left: int, height: int, width: int) -> Mask:
+        """Hide a box of pixels, and see the others."""
+        shape = check_image(shape)
+        rows, columns = shape[-2:]
+        inside = min(top, left) >= 0 < min(height, width) and top + height <= rows and left + width <= columns
+        if not all(map(is_whole, (top, left, height, width))) or not inside:
+            raise ValueError(
+                f"a box of {height} x {width} pixels at row {top}, column {left} does not lie inside {rows} x {columns}"
+            )
+        mask = torch.ones(shape)
+        mask[..., top : top + height, left : left + width] = 0
+        return Mask(mask)
+
+    @staticmethod
+    def random(shape: Sequence[int], hidden: float, seed: int = 0) -> Mask:
+        """Hide this share of the pixels at random, the same in every channel."""
+        shape = check_shape(shape)
+        if not 0 <= hidden < 1:
+            raise ValueError(f"hidden = {hidden} is not a share of pixels; pass a number from 0 to below 1")
+        drawn = torch.rand(shape[-2:] if len(shape) == 3 else shape, generator=torch.Generator().manual_seed(seed))
+        return Mask(drawn >= min(hidden, float(drawn.max())), shape)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.mask.to(x) * x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self.apply(y)
+
+    def diagonal(self, variance: Tensor) -> Tensor:
+        return self.mask.to(variance) * variance
+
+    def outside_range(self, y: Tensor) -> Tensor:
+        return _relative((1 - self.mask.to(y)) * y, y)
+
+    @property
+    def seen(self) -> Tensor:
+        return self.mask
+
+
+@final
+class Average(Operator):
+    """Super-resolution: each pixel of the measurement is the mean of a square of factor x factor pixels."""
+
+    name = "average"
+
+    def __init__(self, shape: Sequence[int], factor: int):
+        self.shape = check_image(shape)
+        if not is_whole(factor) or factor < 1 or self.shape[-1] % factor or self.shape[-2] % factor:
+            raise ValueError(
+                f"factor = {factor} does not divide images of {self.shape[-2]} x {self.shape[-1]} pixels; "
+                f"choose a whole number that does"
+            )
+        self.factor = factor
+        self.measurement_shape = (*self.shape[:-2], self.shape[-2] // factor, self.shape[-1] // factor)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(x, self.factor)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return y.repeat_interleave(self.factor, -2).repeat_interleave(self.factor, -1) / self.factor**2
+
+    def diagonal(self, variance: Tensor) -> Tensor:
+        return self.apply(variance.expand(len(variance), *self.shape)) / self.factor**2
+
+    def outside_range(self, y: Tensor) -> Tensor:
+        return torch.zeros(len(y), dtype=torch.float64)
+
+
+@final
+class Linear(Operator):
+    """Any linear map by its `apply` and `adjoint` on batches, checked when it is made.
+
+    The check: <A x, y> = <x, A^T y> and A (2 x + x') = 2 A x + A x' for random x, x' and y.
+    """
+
+    def __init__(self, apply: Map, adjoint: Map, shape: Sequence[int], name: str = "linear map"):
+        if not callable(apply) or not callable(adjoint):
+            raise ValueError("apply and adjoint must be functions of a batch; pass A x and A^T y")
+        self.shape, self.name = check_shape(shape), name
+        self._apply, self._adjoint = apply, adjoint
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(2, *self.shape, generator=generator)
+        seen = apply(x)
+        if not isinstance(seen, Tensor) or seen.ndim < 2 or len(seen) != 2:
+            found = f"shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else f"a {type(seen).__name__}"
+            raise ValueError(f"apply returned {found} for a batch of 2 images; it must return a tensor (2, *M)")
+        self.measurement_shape = tuple(seen.shape[1:])
+        y = torch.randn(seen.shape, generator=generator)
+        self._check(x, y)
+
+    @staticmethod
+    def of_matrix(matrix: Tensor) -> Linear:
+        """The map of vectors (B, d) by a matrix (m, d)."""
+        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
+            raise ValueError("a matrix is a tensor of shape (m, d)")
+        return Linear(lambda x: x @ matrix.to(x).mT, lambda y: y @ matrix.to(y), (matrix.shape[1],), "matrix")
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._apply(x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self._adjoint(y)
+
+    def _check(self, x: Tensor, y: Tensor) -> None:
+        back = self._adjoint(y)
+        if not isinstance(back, Tensor) or back.shape != x.shape:
+            found = tuple(back.shape) if isinstance(back, Tensor) else type(back).__name__
+            raise ValueError(f"adjoint returned {found}; for measurements {tuple(y.shape)} it must be {tuple(x.shape)}")
+        seen = self._apply(x)
+        swapped = x.flip(0)
+        combined = self._apply(2 * x + swapped) - 2 * seen - self._apply(swapped)
+        size = math.sqrt(float(seen.double().square().sum())) + 1e-30
+        if math.sqrt(float(combined.double().square().sum())) > 1e-3 * size:
+            raise ValueError("apply is not linear: A (2 x + x') differs from 2 A x + A x'; pass a linear map")
+        left, right = sum_pixels((seen * y).double()), sum_pixels((x * back).double())
+        scale = (sum_pixels(seen.double().square()) * sum_pixels(y.double().square())).sqrt() + 1e-30
+        worst = float(((left - right).abs() / scale).max())
+        if not worst < 1e-3:
+            raise ValueError(
+                f"adjoint is not the adjoint of apply: <A x, y> and <x, A^T y> differ by {worst:.2g} of their size; "
+                f"pass the transposed map"
+            )
+
+
+@final
+class Composition(Operator):
+    """`last @ first`: first one operator, then the other."""
+
+    def __init__(self, last: Operator, first: Operator):
+        if not isinstance(first, Operator) or not isinstance(last, Operator):
+            raise ValueError("only operators can be composed; make one by Linear(apply, adjoint, shape)")
+        if last.shape != first.measurement_shape:
+            raise ValueError(
+                f"{last.name} takes images of shape {last.shape}, but {first.name} gives {first.measurement_shape}; "
+                f"make both for matching shapes"
+            )
+        self.last, self.first = last, first
+        self.shape, self.measurement_shape = first.shape, last.measurement_shape
+        self.name = f"{last.name} of {first.name}"
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.last.apply(self.first.apply(x))
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self.first.adjoint(self.last.adjoint(y))
+
+    def diagonal(self, variance: Tensor) -> Tensor | None:
+        inner = self.first.diagonal(variance)
+        return None if inner is None else self.last.diagonal(inner)
+
+    @property
+    def seen(self) -> Tensor:
+        return self.last.seen
+
+    def preconditioner(self, variance: Tensor, noise_variance: float) -> Map:
+        inner = self.first.diagonal(variance)
+        if inner is None:
+            return super().preconditioner(variance, noise_variance)
+        return self.last.preconditioner(inner, noise_variance)
+
+
+def distance_to_range(operator: Operator, y: Tensor, iterations: int = 200) -> Tensor:
+    """The relative distance of measurements to all A x, (B,), by least squares: A^T A x = A^T y."""
+    y = y.double()
+    x = torch.zeros(len(y), *operator.shape, dtype=torch.float64)
+    left = y.clone()
+    gradient = operator.adjoint(left)
+    direction, power = gradient.clone(), sum_pixels(gradient.square())
+    for _ in range(iterations):
+        seen = operator.apply(direction)
+        length = power / sum_pixels(seen.square()).clamp(min=1e-300)
+        x, left = x + _row(length, x) * direction, left - _row(length, left) * seen
+        gradient = operator.adjoint(left)
+        power, before = sum_pixels(gradient.square()), power
+        direction = gradient + _row(power / before.clamp(min=1e-300), x) * direction
+        if bool((_relative(left, y) < RANGE_TOLERANCE / 10).all()):
+            break
+    return _relative(left, y)
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape (*D) of one image, in whole numbers."""
+    if isinstance(shape, str) or not isinstance(shape, Sequence) or not all(is_whole(n) and n > 0 for n in shape):
+        raise ValueError(f"shape = {shape!r} is not the shape of an image; pass one such as (3, 32, 32)")
+    if not shape:
+        raise ValueError("shape = () has no axis; pass one such as (3, 32, 32)")
+    return tuple(int(n) for n in shape)
+
+
+def check_image(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape (C, H, W) of an image."""
+    known = check_shape(shape)
+    if len(known) != 3:
+        raise ValueError(f"shape = {known} is not (C, H, W), which this operator needs")
+    return known
+
+
+def _relative(part: Tensor, whole: Tensor) -> Tensor:
+    sizes = sum_pixels(part.double().square()) / sum_pixels(whole.double().square()).clamp(min=1e-300)
+    return sizes.sqrt().cpu()
+
+
+def _row(coefficient: Tensor, like: Tensor) -> Tensor:
+    return coefficient.reshape(-1, *[1] * (like.ndim - 1))

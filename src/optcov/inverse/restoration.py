@@ -1,0 +1,80 @@
+"""What a restoration found: samples of the posterior, their mean and spread, and how well they fit the measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from torch import Tensor
+
+from optcov.text_table import html_table, text_table
+
+if TYPE_CHECKING:
+    from optcov.inverse.operators import Operator
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Restoration:
+    """Samples of x_0 given a measurement; with a batch of measurements every entry has a first axis B."""
+
+    samples: Tensor  # (S, *D) or (B, S, *D)
+    measurement: Tensor  # (*M) or (B, *M)
+    residual: Tensor  # root mean square of y - A x over what is measured, (S,) or (B, S)
+    evaluations: int  # of the network, per sample
+    gradients: int  # passes back through the network, per sample
+    unsolved: float  # share of the linear systems that conjugate gradients did not solve to the tolerance
+    operator: Operator
+    noise_std: float
+    method: str
+    data_range: tuple[float, float] | None = None
+
+    @property
+    def batched(self) -> bool:
+        """Whether there is a first axis B."""
+        return self.samples.ndim == len(self.operator.shape) + 2
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the samples, (*D) or (B, *D): the restored image of least mean squared error."""
+        return self.samples.mean(int(self.batched))
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the samples per pixel, (*D) or (B, *D)."""
+        return self.samples.std(int(self.batched), unbiased=self.samples.shape[int(self.batched)] > 1)
+
+    def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows, for the eye."""
+        count = self.samples.shape[int(self.batched)]
+        images = len(self.samples) if self.batched else 1
+        rows: list[tuple[str, ...]] = [
+            ("method", self.method),
+            ("operator", self.operator.name),
+            ("images x samples", f"{images} x {count}"),
+            ("evaluations per sample", str(self.evaluations)),
+            ("passes back per sample", str(self.gradients)),
+            ("noise of the measurement", f"{self.noise_std:.4g}"),
+            ("residual of the measurement", f"{float(self.residual.square().mean().sqrt()):.4g}"),
+            ("mean standard deviation", f"{float(self.std.mean()):.4g}"),
+        ]
+        if self.unsolved:
+            rows.append(("systems not solved to the tolerance", f"{self.unsolved:.1%}"))
+        return ("restoration", "value"), rows
+
+    def plot(self, path: str | Path, truth: Tensor | None = None, shown: int = 6) -> Path:
+        """Write measurement, mean, standard deviation, some samples and the truth if given as a PNG; return where."""
+        from optcov.inverse.pictures import draw_restoration
+
+        draw_restoration(self, Path(path), truth, shown)
+        return Path(path)
+
+    def __str__(self) -> str:
+        return text_table("x_0 given a measurement", *self.cells())
+
+    def __repr__(self) -> str:
+        return f"Restoration({self.method!r}, {self.operator.name}, samples {tuple(self.samples.shape)})"
+
+    def _repr_html_(self) -> str:
+        return html_table("x_0 given a measurement", *self.cells())

@@ -1,0 +1,259 @@
+"""Restore images from linear measurements: samples of x_0 given y = A x_0 + noise, from a diffusion model as prior."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optcov.bundle import Bundle
+from optcov.covariances import Covariance, find_covariance
+from optcov.forward import ForwardProcess
+from optcov.inverse.conditioning import Solver
+from optcov.inverse.guides import DPS, WAYS, ByPosterior, DiffPIR, Draws, Guide, PiGDM, UnitPrior
+from optcov.inverse.operators import RANGE_TOLERANCE, Operator
+from optcov.inverse.restoration import Restoration
+from optcov.methods import METHODS, Method
+from optcov.noise import NoiseSource
+from optcov.prediction import check_condition, take
+from optcov.progress import track
+from optcov.reverse import ReverseProcess
+from optcov.schedule import check_number, is_whole
+from optcov.trajectory import Trajectory
+from optcov.watch import FiniteWatch, not_finite
+
+DEFAULT_METHOD = "NPR-DDPM"
+BASELINES = ("DPS", "PiGDM", "DiffPIR")
+TRAJECTORIES = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
+MOST = 2**16  # samples of a measurement, and measurements: beyond, their noise would repeat
+
+
+def restore(
+    prior: Bundle | ReverseProcess,
+    measurement: Tensor,
+    operator: Operator,
+    noise_std: float,
+    *,
+    steps: int = 50,
+    method: str | None = None,
+    samples: int = 16,
+    seed: int = 0,
+    condition: Mapping[str, Tensor] | None = None,
+    way: str = "proximal",
+    strength: float | None = None,
+    trajectory: str | Trajectory = "even",
+    batch_size: int = 64,
+    tolerance: float = 1e-4,
+    iterations: int = 200,
+    progress: bool = False,
+) -> Restoration:
+    """Draw samples of x_0 given a measurement (*M), or each of several (B, *M).
+
+    prior: a bundle, or a ReverseProcess, whose own covariance counts unless a method is named. noise_std: standard
+    deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
+    "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
+    way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
+    three times the cost. strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes
+    by name, each a tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and
+    sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they
+    are needed.
+
+    >>> import optcov, torch
+    >>> from optcov.inverse import Mask, restore
+    >>> mask = Mask.box((1, 28, 28), 8, 8, 12, 12)
+    >>> found = restore(optcov.load("fashion"), mask.apply(torch.zeros(1, 1, 28, 28))[0], mask, 0.1, steps=3, samples=2)
+    >>> found.samples.shape, found.std.shape
+    (torch.Size([2, 1, 28, 28]), torch.Size([1, 28, 28]))
+    """
+    noise_std = _check_noise(noise_std)
+    batch, single = _check_measurement(measurement, operator, noise_std)
+    for name, value in (("samples", samples), ("steps", steps), ("batch_size", batch_size)):
+        if not is_whole(value) or value < 1:
+            raise ValueError(f"{name} = {value!r} is not a positive whole number")
+    if samples > MOST or len(batch) > MOST:
+        raise ValueError(f"{samples} samples of {len(batch)} measurements are too many; at most {MOST} of each")
+    condition = check_condition(condition, len(batch))
+    guide, title = make_guide(prior, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
+    times = _times(trajectory, guide.process, steps)
+    if isinstance(prior, Bundle):
+        batch = batch.to(next(prior.unet.parameters()).device)
+    pairs = [(b, j) for b in range(len(batch)) for j in range(samples)]
+    chunks = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
+    drawn: list[Tensor] = []
+    work = _all_steps(guide, batch, chunks, times, seed, condition, drawn)
+    for _ in track(work, len(chunks) * len(times), f"restoring by {title}", show=progress):
+        pass
+    found = torch.cat(drawn).reshape(len(batch), samples, *operator.shape)
+    residual = _residual(operator, found, batch.to(found))
+    if guide.unsolved:
+        warnings.warn(
+            f"conjugate gradients did not reach the tolerance {tolerance:g} in {iterations} iterations for "
+            f"{guide.unsolved / guide.solved:.1%} of the systems; allow more iterations or a larger tolerance",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return Restoration(
+        samples=found[0] if single else found,
+        measurement=batch[0].cpu() if single else batch.cpu(),
+        residual=residual[0] if single else residual,
+        evaluations=len(times),
+        gradients=len(times) * guide.passes,
+        unsolved=guide.unsolved / max(guide.solved, 1),
+        operator=operator,
+        noise_std=noise_std,
+        method=title,
+        data_range=guide.process.data_range,
+    )
+
+
+def make_guide(
+    prior: Bundle | ReverseProcess,
+    operator: Operator,
+    noise_std: float,
+    method: str | None,
+    way: str,
+    strength: float | None,
+    solver: Solver,
+) -> tuple[Guide, str]:
+    """What steps towards the measurement, and its name for the eye."""
+    if way not in WAYS:
+        raise ValueError(f"way = {way!r} is not one of {', '.join(WAYS)}")
+    baseline = next((known for known in BASELINES if known.lower() == str(method).lower()), None)
+    if baseline is None and strength is not None:
+        raise ValueError(f"strength = {strength} is for DPS and DiffPIR only; other methods have nothing to tune")
+    if baseline == "PiGDM":
+        return PiGDM(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver), baseline
+    if baseline is not None:
+        kind = DPS if baseline == "DPS" else DiffPIR
+        scale = kind.strength if strength is None else check_number("strength", strength)
+        if not scale > 0:
+            raise ValueError(f"strength = {strength} is not positive")
+        title = f"{baseline}, strength {scale:g}"
+        return kind(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver, scale), title
+    process, name = _named_process(prior, method)
+    if not process.covariance.has_posterior or process.covariance.name == "beta_tilde":
+        raise ValueError(
+            f"{name} takes x_0 to be known given x_t, or says nothing of it, so that no measurement can move it; "
+            f"choose a method with a covariance, such as {DEFAULT_METHOD}"
+        )
+    return ByPosterior(process, operator, noise_std, solver, way), name + (", guidance" if way == "guidance" else "")
+
+
+def _named_process(prior: Bundle | ReverseProcess, method: str | None) -> tuple[ReverseProcess, str]:
+    if method is None and isinstance(prior, ReverseProcess):
+        return prior, prior.covariance.name
+    name = DEFAULT_METHOD if method is None else method
+    if not isinstance(name, str):
+        raise ValueError(f"method = {name!r:.80} is not a name; pass one such as {DEFAULT_METHOD!r}")
+    if name.lower() == "isotropic":
+        return _process(prior, UnitPrior(), 1.0), "isotropic"
+    row = next((row for known, row in METHODS.items() if known.lower() == name.strip().lower()), None)
+    if row is None and name.strip().lower() not in Covariance.registry:
+        raise ValueError(
+            f"unknown method {name[:80]!r}; choose {DEFAULT_METHOD}, another row of METHODS or covariance, isotropic, "
+            f"or a baseline: {', '.join(BASELINES)}"
+        )
+    if row is None:
+        return _process(prior, name.strip().lower(), 1.0), name
+    if row.covariance is None or row.eta is None:
+        raise ValueError(f"{row.name} is a solver without a covariance; choose a method such as {DEFAULT_METHOD}")
+    return _process(prior, row.covariance, row.eta), row.name
+
+
+def _process(prior: Bundle | ReverseProcess, covariance: str | Covariance, eta: float) -> ReverseProcess:
+    if isinstance(prior, Bundle):
+        name = covariance if isinstance(covariance, str) else covariance.name
+        options: dict[str, Any] = {} if isinstance(covariance, str) else {"covariance": covariance}
+        row = Method(f"restoration by {name}", continuous=False, eta=eta, covariance=name)
+        return prior.reverse_process(row, all_heads=False, **options)
+    if not isinstance(prior, ReverseProcess):
+        raise ValueError(f"prior is a {type(prior).__name__}; pass a bundle, or a ReverseProcess")
+    if isinstance(covariance, str) and find_covariance(covariance).number is not None:
+        if prior.covariance.name != covariance:
+            raise ValueError(f"covariance {covariance!r} needs numbers per time; pass a ReverseProcess that has them")
+        covariance = prior.covariance
+    forward = ForwardProcess(prior.forward.schedule, eta)
+    return ReverseProcess(prior.network, forward, covariance, prior.data_range, clip_mean=prior.bounds.clip_mean)
+
+
+def _times(trajectory: str | Trajectory, process: ReverseProcess, steps: int) -> Trajectory:
+    if isinstance(trajectory, Trajectory):
+        return trajectory
+    if trajectory not in TRAJECTORIES:
+        raise ValueError(f"trajectory = {trajectory!r:.80} is not one of {', '.join(TRAJECTORIES)}, nor a Trajectory")
+    return TRAJECTORIES[trajectory](process.forward.schedule, int(steps))
+
+
+def _all_steps(
+    guide: Guide,
+    batch: Tensor,
+    chunks: list[list[tuple[int, int]]],
+    times: Trajectory,
+    seed: int,
+    condition: Mapping[str, Tensor],
+    drawn: list[Tensor],
+) -> Iterator[float]:
+    """Take every step of every chunk of samples, and put what they end at into `drawn`."""
+    bounds = guide.process.data_range
+    for chunk in chunks:
+        index = torch.tensor([b for b, _ in chunk])
+        y = batch[index.to(batch.device)]
+        numbers = [b * MOST + j for b, j in chunk]
+        shared: dict[str, Any] = {"dtype": y.dtype, "device": y.device}
+        images = NoiseSource((len(chunk), *guide.operator.shape), seed, numbers, **shared)
+        measurements = NoiseSource(tuple(y.shape), seed, numbers, **shared)
+        given = {name: value.to(y.device) for name, value in take(condition, index).items()}
+        x = images.drawn(0) * guide.process.forward.schedule.unit_data_std(times.times[-1])
+        watch = FiniteWatch(x)
+        with torch.no_grad():
+            for number, (t, s) in enumerate(times.descending(), start=1):
+                x = guide.step(x, y, t, s, Draws(images, measurements, number), given)
+                watch.note_bad(not_finite(x), t)
+                yield t
+        watch.require_finite()
+        drawn.append((x if bounds is None else x.clamp(*bounds)).cpu())
+
+
+def _residual(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
+    """Root mean square of y - A x over what is measured, (B, S)."""
+    seen = operator.seen.to(samples)
+    left = y.unsqueeze(1) - operator.apply(samples.flatten(0, 1)).reshape(*samples.shape[:2], *y.shape[1:])
+    return torch.sqrt((seen * left).flatten(2).square().sum(-1) / seen.sum())
+
+
+def _check_noise(noise_std: float) -> float:
+    value = check_number("noise_std", noise_std)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"noise_std = {value} is not a standard deviation; pass 0 or a positive number")
+    return value
+
+
+def _check_measurement(measurement: Tensor, operator: Operator, noise_std: float) -> tuple[Tensor, bool]:
+    """The measurements as a batch (B, *M), and whether there was one without a batch axis."""
+    if not isinstance(operator, Operator):
+        raise ValueError(
+            f"operator is a {type(operator).__name__}; pass one of optcov.inverse, or Linear(apply, adjoint, shape)"
+        )
+    if not isinstance(measurement, Tensor) or not measurement.is_floating_point():
+        found = measurement.dtype if isinstance(measurement, Tensor) else f"a {type(measurement).__name__}"
+        raise ValueError(f"the measurement is {found}; pass a floating-point tensor")
+    wanted = operator.measurement_shape
+    single = tuple(measurement.shape) == wanted
+    if not single and (tuple(measurement.shape[1:]) != wanted or not len(measurement)):
+        raise ValueError(
+            f"the measurement has shape {tuple(measurement.shape)}, but {operator.name} of images {operator.shape} "
+            f"gives {wanted}; pass that, or (B, *{wanted})"
+        )
+    batch = measurement.detach()
+    batch = batch.unsqueeze(0) if single else batch
+    if not bool(batch.isfinite().all()):
+        raise ValueError("the measurement holds NaN or infinite values; hide what is missing by a Mask instead")
+    if noise_std == 0 and float((gap := operator.outside_range(batch)).max()) > RANGE_TOLERANCE:
+        raise ValueError(
+            f"without noise no image gives this measurement: it is {float(gap.max()):.2g} of its size away from all "
+            f"that {operator.name} can give; pass the noise's standard deviation, or a measurement without noise"
+        )
+    return batch * operator.seen.to(batch), single

@@ -1,0 +1,60 @@
+"""How good and how honest a restoration is: PSNR of its mean, coverage of its intervals, CRPS of its samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def psnr(mean: Tensor, truth: Tensor, width: float = 2.0) -> Tensor:
+    """Peak signal-to-noise ratio in dB per image, (B,), of images (B, *D) in a range of this width."""
+    _check(mean, truth)
+    error = (mean.double() - truth.double()).square().flatten(1).mean(1)
+    return 10 * torch.log10(width**2 / error.clamp(min=1e-20))
+
+
+def coverage(samples: Tensor, truth: Tensor, level: float) -> Tensor:
+    """The share of true pixels inside the central interval of this level, (B, *D); samples (B, S, *D), truth (B, *D).
+
+    A truth that is one more draw has a rank among the samples that is uniform over S + 1 places. It counts as inside
+    by the part of its place that lies within the level, so that the expectation is the level itself for every S.
+    Where truth and samples are equal its rank is any of theirs.
+    """
+    _check(samples[:, 0], truth)
+    if not 0 < level < 1:
+        raise ValueError(f"level = {level} is not a share of the truth; pass a number between 0 and 1")
+    places = samples.shape[1] + 1
+    lowest = (samples < truth.unsqueeze(1)).sum(1) / places
+    highest = ((samples <= truth.unsqueeze(1)).sum(1) + 1) / places
+    inside = highest.clamp(max=(1 + level) / 2) - lowest.clamp(min=(1 - level) / 2)
+    return inside.clamp(min=0) / (highest - lowest)
+
+
+def crps(samples: Tensor, truth: Tensor) -> Tensor:
+    """Continuous ranked probability score per pixel, (B, *D): E|X - x| - E|X - X'| / 2; less is better."""
+    _check(samples[:, 0], truth)
+    count = samples.shape[1]
+    if count < 2:
+        raise ValueError("the score of a single sample is not known; draw at least 2")
+    order, _ = samples.double().sort(1)
+    weights = 2 * torch.arange(count, dtype=torch.float64) - (count - 1)  # of the sorted samples in sum |X_i - X_j|
+    spread = (order * weights.reshape(1, -1, *[1] * (samples.ndim - 2))).sum(1) / (count * (count - 1))
+    return (samples.double() - truth.double().unsqueeze(1)).abs().mean(1) - spread
+
+
+def wasserstein(first: Tensor, second: Tensor) -> float:
+    """The 2-Wasserstein distance of two sets of points (n, d) of equal size, exactly, by the best assignment."""
+    from scipy.optimize import linear_sum_assignment
+
+    if first.shape != second.shape or first.ndim != 2:
+        raise ValueError(f"pass two sets of equally many points (n, d), not {first.shape} and {second.shape}")
+    cost = torch.cdist(first.double(), second.double()).square().numpy()
+    rows, columns = linear_sum_assignment(cost)
+    return math.sqrt(float(cost[rows, columns].mean()))
+
+
+def _check(found: Tensor, truth: Tensor) -> None:
+    if found.shape != truth.shape:
+        raise ValueError(f"images have shape {tuple(found.shape)}, but the truth has {tuple(truth.shape)}")

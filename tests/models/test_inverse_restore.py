@@ -1,0 +1,153 @@
+"""`restore` on a bundle: seeds, batches, refusals, the result, the command line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optcov import ForwardProcess, ReverseProcess, Schedule, oracle
+from optcov.bundle import Bundle
+from optcov.inverse import Average, Blur, Linear, Mask, restore
+from optcov.inverse.scores import coverage, crps, psnr
+from small_bundles import SHAPE, small_bundle
+
+MASK = Mask.box(SHAPE, 2, 2, 3, 3)
+METHODS = ("NPR-DDPM", "SN-DDIM", "A-DDPM", "npr_isotropic", "isotropic", "DPS", "PiGDM", "DiffPIR")
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return small_bundle(Schedule.linear())
+
+
+def measurement(count: int = 2) -> torch.Tensor:
+    images = torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return MASK.apply(images)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_finite_samples_that_do_not_depend_on_the_batch(bundle: Bundle, method: str):
+    y = measurement()
+    whole = restore(bundle, y, MASK, 0.1, steps=3, samples=3, method=method)
+    parts = restore(bundle, y, MASK, 0.1, steps=3, samples=3, method=method, batch_size=2)
+    assert whole.samples.shape == (2, 3, *SHAPE)
+    assert torch.allclose(whole.samples, parts.samples, atol=1e-4)
+    fewer = restore(bundle, y[0], MASK, 0.1, steps=3, samples=2, method=method)
+    assert torch.allclose(whole.samples[0, :2], fewer.samples, atol=1e-4)
+    assert not torch.allclose(whole.samples[0, 0], whole.samples[0, 1], atol=1e-2)
+    assert float(whole.samples.abs().max()) <= 1
+    assert whole.evaluations == 3
+
+
+def test_another_seed_gives_other_samples(bundle: Bundle):
+    first, second = (restore(bundle, measurement(1), MASK, 0.1, steps=2, samples=1, seed=seed) for seed in (0, 1))
+    assert not torch.allclose(first.samples, second.samples, atol=1e-2)
+
+
+def test_pixels_seen_without_noise_are_kept(bundle: Bundle):
+    found = restore(bundle, measurement(), MASK, 0.0, steps=3, samples=2)
+    assert float(found.residual.max()) < 1e-5
+
+
+def test_guidance_counts_its_passes_back(bundle: Bundle):
+    found = restore(bundle, measurement(1), MASK, 0.1, steps=3, samples=2, way="guidance")
+    assert (found.evaluations, found.gradients) == (3, 3)
+    assert bool(found.samples.isfinite().all())
+
+
+def test_the_result_is_data_that_prints(bundle: Bundle, tmp_path):
+    found = restore(bundle, measurement(), MASK, 0.1, steps=2, samples=4)
+    assert torch.allclose(found.mean, found.samples.mean(1))
+    assert found.std.shape == (2, *SHAPE)
+    assert "evaluations per sample" in str(found)
+    assert "<table>" in found._repr_html_()
+    assert found.plot(tmp_path / "found.png", truth=measurement()).stat().st_size > 1000
+
+
+def test_systems_that_are_not_solved_are_told(bundle: Bundle):
+    blur = Blur.gaussian(SHAPE, 1.5)
+    with pytest.warns(RuntimeWarning, match="did not reach the tolerance"):
+        found = restore(bundle, blur.apply(measurement(1)), blur, 1e-4, steps=2, samples=1, iterations=1)
+    assert found.unsolved > 0
+
+
+def test_a_condition_belongs_to_its_measurement():
+    schedule = Schedule.linear()
+    data = oracle.GaussianMixture([0.5, 0.5], [[-3.0, -3.0], [3.0, 3.0]], [0.01, 0.01], labels=[0, 1])
+    prior = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "npr_full", data_range=None)
+    hidden = Mask(torch.tensor([1.0, 0.0]))
+    found = restore(
+        prior,
+        torch.zeros(2, 2, dtype=torch.float64),
+        hidden,
+        10.0,
+        steps=5,
+        samples=3,
+        condition={"class_labels": torch.tensor([0, 1])},
+    )
+    assert bool((found.samples[0] < -2).all())
+    assert bool((found.samples[1] > 2).all())
+
+
+BAD = [
+    ({"noise_std": -0.1}, "noise_std = -0.1 is not a standard deviation"),
+    ({"noise_std": float("nan")}, "not a standard deviation"),
+    ({"measurement": torch.full(SHAPE, float("nan"))}, "NaN or infinite"),
+    ({"measurement": torch.zeros(1, 5, 5)}, "but mask of images"),
+    ({"measurement": torch.ones(SHAPE), "noise_std": 0.0}, "without noise no image gives this measurement"),
+    ({"operator": "mask"}, "operator is a str"),
+    ({"method": "NRP-DDPM"}, "unknown method 'NRP-DDPM'"),
+    ({"method": "DDIM"}, "no measurement can move it"),
+    ({"method": "Improved DDPM"}, "no head 'range'"),
+    ({"method": "Euler-Maruyama"}, "a solver without a covariance"),
+    ({"way": "magic"}, "not one of proximal, guidance"),
+    ({"strength": 2.0}, "for DPS and DiffPIR only"),
+    ({"samples": 0}, "samples = 0"),
+    ({"tolerance": 2.0}, "tolerance"),
+    ({"trajectory": "zigzag"}, "not one of even"),
+    ({"prior": 3}, "prior is a int"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), BAD, ids=[said for _, said in BAD])
+def test_bad_input_is_refused_in_a_sentence(bundle: Bundle, change, said):
+    given = {"prior": bundle, "measurement": torch.zeros(SHAPE), "operator": MASK, "noise_std": 0.1, **change}
+    main = [given.pop(name) for name in ("prior", "measurement", "operator", "noise_std")]
+    with pytest.raises(ValueError, match=said):
+        restore(*main, **{"steps": 2, **given})
+
+
+def test_a_blurred_measurement_outside_the_range_is_refused_without_noise(bundle: Bundle):
+    """A map whose rows repeat cannot give different numbers for them."""
+    twice = Linear(lambda x: torch.cat([x, x], 1), lambda y: y[:, :1] + y[:, 1:], SHAPE)
+    with pytest.raises(ValueError, match="without noise no image gives"):
+        restore(bundle, torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0)), twice, 0.0, steps=2)
+    ok = restore(bundle, torch.cat([measurement(1)[0]] * 2), twice, 0.0, steps=2, samples=1)
+    assert ok.samples.shape == (1, *SHAPE)
+
+
+def test_averages_are_always_in_the_range(bundle: Bundle):
+    found = restore(bundle, torch.rand(1, 4, 4), Average(SHAPE, 2), 0.0, steps=2, samples=1)
+    assert found.samples.shape == (1, *SHAPE)
+
+
+def test_coverage_of_exchangeable_draws_is_the_level():
+    draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0))
+    for level in (0.5, 0.9):
+        share = coverage(draws[:, 1:, None], draws[:, :1], level).mean()
+        assert abs(float(share) - level) < 0.02
+    same = torch.zeros(1, 4, 1)
+    assert float(coverage(same, same[:, 0], 0.9)) == pytest.approx(0.9)  # ties share their places
+
+
+def test_crps_is_least_for_the_right_spread():
+    truth = torch.randn(3000, 1, generator=torch.Generator().manual_seed(1))
+    draws = torch.randn(3000, 10, 1, generator=torch.Generator().manual_seed(2))
+    right, narrow, wide = (float(crps(scale * draws, truth).mean()) for scale in (1.0, 0.3, 3.0))
+    assert right < narrow
+    assert right < wide
+    assert right == pytest.approx(1 / 3.14159**0.5, abs=0.02)  # of a standard normal
+
+
+def test_psnr_of_a_known_error():
+    assert float(psnr(torch.full((1, 4), 0.2), torch.zeros(1, 4))) == pytest.approx(20.0)
