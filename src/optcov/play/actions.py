@@ -84,8 +84,7 @@ def compare(
     """Samples of two methods from the same noise."""
     known, total = sampling_methods(bundle), whole("the number of images", count, 1, MAX_IMAGES)
     samplers = [
-        _sampler(bundle, choice("method", name, known), steps, seed, label, guidance, total)
-        for name in (first, second)
+        _sampler(bundle, choice("method", name, known), steps, seed, label, guidance, total) for name in (first, second)
     ]
     columns = math.ceil(total**0.5)
     left, right = (enlarged(grid(to_8bit(s.draw(range(total)).x_0).cpu(), columns)) for s in samplers)
@@ -199,9 +198,7 @@ def _says_more_than_a_point(kind: type[Covariance]) -> bool:
     return kind.has_posterior and kind.name != "beta_tilde"
 
 
-def _sampler(
-    bundle: Bundle, method: str, steps: Any, seed: Any, label: Any, guidance: Any, count: int
-) -> Sampler:
+def _sampler(bundle: Bundle, method: str, steps: Any, seed: Any, label: Any, guidance: Any, count: int) -> Sampler:
     told = condition(bundle, label, count)
     weight = number("guidance", guidance, 0, MAX_GUIDANCE) if told and bundle.empty_condition else 1.0
     length, start = whole("steps", steps, 1, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)

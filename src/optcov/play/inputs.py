@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 def number(name: str, value: Any, low: float, high: float) -> float:
     """A number from a field, which may be empty."""
-    if value is None or isinstance(value, bool) or not isinstance(value, Real):
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} is empty or no number; choose one from {low:g} to {high:g}")
     if not math.isfinite(value) or not low <= value <= high:
         raise ValueError(f"{name} {float(value):g} is out of range; choose one from {low:g} to {high:g}")
@@ -67,7 +66,9 @@ def condition(bundle: Bundle, label: Any, count: int = 1) -> dict[str, Tensor]:
         return {}
     known = bundle.class_numbers
     if label not in known or isinstance(label, bool):
-        raise ValueError(f"class {str(label)[:80]!r} is none of {bundle.name}; choose one from {known[0]} to {known[-1]}")
+        raise ValueError(
+            f"class {str(label)[:80]!r} is none of {bundle.name}; choose one from {known[0]} to {known[-1]}"
+        )
     return {LABELS: torch.full((count,), int(label))}
 
 
