@@ -22,6 +22,7 @@ from optcov.bundle import Bundle
 from optcov.data import to_8bit
 from optcov.play import actions
 from optcov.play.inputs import (
+    ANY,
     MAX_BYTES,
     MAX_GUIDANCE,
     MAX_IMAGES,
@@ -35,7 +36,6 @@ from optcov.play.inputs import (
 HERE = ("127.0.0.1", "localhost")
 WAITING = 32  # requests that may wait
 KEPT = 3600  # seconds that pictures stay in the server's temporary directory
-ANY = -1  # stands for the empty condition in the list of classes
 FORMATS = [".png", ".jpg", ".jpeg", ".bmp", ".webp"]
 GREYS, COLOURS = ["#ffffff", "#a0a0a0", "#000000"], ["#ffffff", "#000000", "#d62728", "#2ca02c", "#1f77b4", "#ffdd55"]
 ERASER = "#ff3030"
@@ -119,10 +119,12 @@ class _Page:
         with gr.Row():
             steps, seed = self._steps(10), self._seed()
             count = gr.Slider(1, MAX_IMAGES, 9, step=1, label="Images")
-        label, guidance = self._class(), self._guidance()
+        with gr.Row():
+            label, guidance = self._class(), self._guidance()
+        go = _button("Draw", "samples")
         with gr.Row():
             outputs = [_shown("First method", "samples-first"), _shown("Second method", "samples-second")]
-        self._button("Draw", "samples", actions.compare, [first, second, steps, count, seed, label, guidance], outputs)
+        self._run(go, actions.compare, [first, second, steps, count, seed, label, guidance], outputs)
 
     def path(self) -> None:
         methods = actions.path_methods(self.bundle)
@@ -130,9 +132,11 @@ class _Page:
         with gr.Row():
             method = gr.Dropdown(methods, value=actions.preferred(methods, "NPR-DDPM", "A-DDPM"), label="Method")
             steps, seed = self._steps(25), self._seed()
-        label, guidance = self._class(), self._guidance()
-        output = _shown("Path", "path-strip")
-        self._button("Follow", "path", actions.denoising_path, [method, steps, seed, label, guidance], [output])
+        with gr.Row():
+            label, guidance = self._class(), self._guidance()
+        go = _button("Follow", "path")
+        outputs = [_shown("Path", "path-strip")]
+        self._run(go, actions.denoising_path, [method, steps, seed, label, guidance], outputs)
 
     def uncertainty(self) -> None:
         known = actions.covariances(self.bundle)
@@ -143,8 +147,9 @@ class _Page:
                 share = gr.Slider(actions.LEAST_NOISE, actions.MOST_NOISE, 50, step=1, label="Noise, in percent")
                 kind = gr.Dropdown(known, value=actions.preferred(known), label="Covariance")
                 seed, label = self._seed(), self._class()
-        output = _shown("What the model knows", "uncertainty-map")
-        self._button("Ask", "uncertainty", actions.uncertainty, [editor, share, kind, seed, label], [output])
+        go = _button("Ask", "uncertainty")
+        outputs = [_shown("What the model knows", "uncertainty-map")]
+        self._run(go, actions.uncertainty, [editor, share, kind, seed, label], outputs)
 
     def bits(self) -> None:
         gr.Markdown("How many bits per pixel and channel the model needs for an image. Fewer bits: less surprise.")
@@ -152,15 +157,11 @@ class _Page:
             editor = self._editor("bits", drawing=True)
             with gr.Column():
                 steps, seed, label = self._steps(10, least=2), self._seed(), self._class()
-                table = gr.Markdown(elem_id="bits-table", min_height=120)
-                classes = gr.Label(label="Class", elem_id="bits-classes", visible=self.bundle.classes is not None)
-
-        def score(bundle: Bundle, *values: Any) -> tuple[str, dict[str, float]]:
-            rows, chances = actions.score(bundle, *values)
-            lines = [f"| {name} | {bits:.3f} |" for name, bits in rows]
-            return "\n".join(["| method | bits/dim, at most |", "|---|---:|", *lines]), chances
-
-        self._button("Measure", "bits", score, [editor, steps, seed, label], [table, classes])
+        go = _button("Measure", "bits")
+        with gr.Row():
+            table = gr.Markdown(elem_id="bits-table", min_height=120)
+            classes = gr.Label(label="Class", elem_id="bits-classes", visible=self.bundle.classes is not None)
+        self._run(go, _score, [editor, steps, seed, label], [table, classes])
 
     def restoration(self) -> None:
         methods = actions.restoring_methods(self.bundle)
@@ -173,17 +174,17 @@ class _Page:
                 )
                 steps, seed, label = self._steps(25), self._seed(), self._class()
                 count = gr.Slider(2, MAX_IMAGES, 9, step=1, label="Samples")
+        go = _button("Restore", "restoration")
         with gr.Row():
-            outputs = [_shown("Mean and standard deviation", "restoration-mean")]
+            outputs = [_shown("Mean and standard deviation", "restoration-mean", scale=2)]
             outputs.append(_shown("Samples", "restoration-samples"))
-        inputs = [editor, method, steps, count, seed, label]
-        self._button("Restore", "restoration", actions.restoration, inputs, outputs)
+        self._run(go, actions.restoration, [editor, method, steps, count, seed, label], outputs)
 
-    def _button(self, text: str, name: str, action: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
+    def _run(self, button: Any, action: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
         def run(*values: Any) -> Any:
-            return action(self.bundle, *(None if value == ANY else value for value in values))
+            return action(self.bundle, *values)
 
-        _one_at_a_time(gr.Button(text, variant="primary", elem_id=f"{name}-go").click, run, inputs, outputs)
+        _one_at_a_time(button.click, run, inputs, outputs)
 
     def _steps(self, value: int, least: int = 1) -> Any:
         return gr.Slider(least, MAX_STEPS, value, step=1, label="Steps")
@@ -241,8 +242,19 @@ class _Page:
         return enlarged(to_8bit(drawn[0]))
 
 
-def _shown(label: str, name: str) -> Any:
-    return gr.Image(label=label, type="pil", format="png", interactive=False, buttons=["download"], elem_id=name)
+def _score(bundle: Bundle, *values: Any) -> tuple[str, dict[str, float]]:
+    rows, chances = actions.score(bundle, *values)
+    lines = [f"| {name} | {bits:.3f} |" for name, bits in rows]
+    return "\n".join(["| method | bits/dim, at most |", "|---|---:|", *lines]), chances
+
+
+def _button(text: str, name: str) -> Any:
+    return gr.Button(text, variant="primary", elem_id=f"{name}-go")
+
+
+def _shown(label: str, name: str, scale: int = 1) -> Any:
+    look: dict[str, Any] = {"interactive": False, "buttons": ["download"], "scale": scale}
+    return gr.Image(label=label, type="pil", format="png", elem_id=name, **look)
 
 
 def _one_at_a_time(
