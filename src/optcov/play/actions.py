@@ -27,6 +27,7 @@ from optcov.play.inputs import (
     MAX_IMAGES,
     MAX_SEED,
     MAX_STEPS,
+    MIN_STEPS,
     Drawing,
     background_pixels,
     choice,
@@ -99,7 +100,7 @@ def denoising_path(
     process, path = sampler.process, sampler.trajectory
     assert process is not None
     assert path is not None
-    shown = {round(k * (len(path) - 1) / max(1, min(SHOWN, len(path)) - 1)) for k in range(min(SHOWN, len(path)))}
+    shown = {round(k * (len(path) - 1) / (min(SHOWN, len(path)) - 1)) for k in range(min(SHOWN, len(path)))}
     device = _device(bundle)
     points: list[tuple[float, Tensor, Tensor]] = []
     seen = 0
@@ -139,7 +140,7 @@ def score(
     bundle: Bundle, drawing: Drawing | None, steps: Any, seed: Any, label: Any = None
 ) -> tuple[list[tuple[str, float]], dict[str, float]]:
     """Bits/dim of an image by method, the least first, and the probability of each class if there are some."""
-    count, start = whole("steps", steps, 2, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)
+    count, start = whole("steps", steps, MIN_STEPS, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)
     image = drawn_pixels(drawing, bundle.image_shape).unsqueeze(0)
     told = condition(bundle, label)
     names = bound_methods(bundle)
@@ -159,7 +160,7 @@ def restoration(
     """What is left of an image with mean and deviation of what was erased, and samples of it."""
     name = choice("method", method, restoring_methods(bundle))
     total, start = whole("the number of samples", count, 2, MAX_IMAGES), whole("seed", seed, 0, MAX_SEED)
-    length = whole("steps", steps, 1, MAX_STEPS)
+    length = whole("steps", steps, MIN_STEPS, MAX_STEPS)
     pixels, hidden = background_pixels(drawing, bundle.image_shape), erased_pixels(drawing, bundle.image_shape)
     mask = Mask((~hidden).float(), bundle.image_shape)
     measured = mask.apply(from_8bit(pixels).unsqueeze(0).double())[0].float()
@@ -201,7 +202,7 @@ def _says_more_than_a_point(kind: type[Covariance]) -> bool:
 def _sampler(bundle: Bundle, method: str, steps: Any, seed: Any, label: Any, guidance: Any, count: int) -> Sampler:
     told = condition(bundle, label, count)
     weight = number("guidance", guidance, 0, MAX_GUIDANCE) if told and bundle.empty_condition else 1.0
-    length, start = whole("steps", steps, 1, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)
+    length, start = whole("steps", steps, MIN_STEPS, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)
     return Sampler(bundle, method, length, start, condition=told or None, guidance=weight)
 
 

@@ -17,7 +17,8 @@ from optcov.data.folders import read_image
 from optcov.data.images import DataError
 from optcov.networks.classes import LABELS
 
-MAX_STEPS, MAX_IMAGES, MAX_SEED, MAX_GUIDANCE = 100, 16, 2**31 - 1, 20.0
+MIN_STEPS, MAX_STEPS, MAX_IMAGES = 2, 100, 16  # a path has a first and a last time
+MAX_SEED, MAX_GUIDANCE = 2**31 - 1, 20.0
 MAX_BYTES = 8 * 2**20  # of an uploaded file
 ANY = -1  # stands for the empty condition in a list of classes
 CANVAS = 320  # pixels that the longer side of a drawing has at most, where the image has fewer
@@ -71,7 +72,7 @@ def condition(bundle: Bundle, label: Any, count: int = 1) -> dict[str, Tensor]:
 
 def read_upload(path: Any, shape: tuple[int, ...]) -> Image.Image:
     """An uploaded file as a picture for the editor: cropped to the middle and resized to the bundle's shape."""
-    if not isinstance(path, str | Path) or not str(path):
+    if not isinstance(path, str | Path) or not Path(path).is_file():
         raise ValueError("no file came; choose a PNG, JPEG, BMP or WebP image")
     path = Path(path)
     size = path.stat().st_size

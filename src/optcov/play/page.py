@@ -27,6 +27,7 @@ from optcov.play.inputs import (
     MAX_GUIDANCE,
     MAX_IMAGES,
     MAX_STEPS,
+    MIN_STEPS,
     blank,
     check_playable,
     enlarged,
@@ -156,7 +157,7 @@ class _Page:
         with gr.Row():
             editor = self._editor("bits", drawing=True)
             with gr.Column():
-                steps, seed, label = self._steps(10, least=2), self._seed(), self._class()
+                steps, seed, label = self._steps(10), self._seed(), self._class()
         go = _button("Measure", "bits")
         with gr.Row():
             table = gr.Markdown(elem_id="bits-table", min_height=120)
@@ -186,8 +187,8 @@ class _Page:
 
         _one_at_a_time(button.click, run, inputs, outputs)
 
-    def _steps(self, value: int, least: int = 1) -> Any:
-        return gr.Slider(least, MAX_STEPS, value, step=1, label="Steps")
+    def _steps(self, value: int) -> Any:
+        return gr.Slider(MIN_STEPS, MAX_STEPS, value, step=1, label="Steps")
 
     def _seed(self) -> Any:
         return gr.Number(0, label="Seed", precision=0, minimum=0)
