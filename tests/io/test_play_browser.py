@@ -23,7 +23,10 @@ from class_bundles import class_bundle
 CHROMIUM = shutil.which("chromium")
 MISSING = [name for name in ("gradio", "playwright") if importlib.util.find_spec(name) is None]
 MISSING += [] if CHROMIUM else ["chromium"]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+pytestmark = [
+    pytest.mark.long,  # a server and a browser start, which take a minute or two
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+]
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -146,9 +149,10 @@ def test_what_does_not_fit_is_said_in_a_sentence_and_the_next_try_works(browser,
 
 def test_a_page_closed_in_mid_work_leaves_the_server_working(browser, address):
     page = opened(browser, address)
-    page.get_by_label("Steps").first.fill("60")
+    page.get_by_label("Steps").first.fill("100")
     page.click("#samples-go")
     page.wait_for_timeout(300)
+    assert page.locator("#samples-second img").count() == 0, "the work was done before the page was closed"
     page.close()
     again = opened(browser, address)
     show(again, "path")
