@@ -224,9 +224,9 @@ class _Page:
                 elem_id=f"{name}-editor",
             )
             with gr.Row():
-                example = gr.Button("Another example", size="sm", elem_id=f"{name}-example")
-                empty = gr.Button("Blank", size="sm", visible=drawing)
-                file = gr.UploadButton("Upload", size="sm", file_types=FORMATS, elem_id=f"{name}-upload")
+                example = gr.Button("Another example", size="sm", min_width=80, elem_id=f"{name}-example")
+                empty = gr.Button("Blank", size="sm", min_width=80, visible=drawing)
+                file = gr.UploadButton("Upload", size="sm", min_width=80, file_types=FORMATS, elem_id=f"{name}-upload")
         _one_at_a_time(example.click, self._example, [], [editor])
         _one_at_a_time(empty.click, lambda: blank(shape), [], [editor])
         _one_at_a_time(file.upload, lambda path: read_upload(path, shape), [file], [editor])
@@ -254,8 +254,11 @@ def _button(text: str, name: str) -> Any:
 
 
 def _shown(label: str, name: str, scale: int = 1) -> Any:
-    look: dict[str, Any] = {"interactive": False, "buttons": ["download"], "scale": scale}
-    return gr.Image(label=label, type="pil", format="png", elem_id=name, **look)
+    """A picture below its title: gradio's own would cover a corner of it."""
+    look: dict[str, Any] = {"interactive": False, "buttons": ["download"], "show_label": False}
+    with gr.Column(scale=scale):
+        gr.Markdown(f"**{label}**")
+        return gr.Image(label=label, type="pil", format="png", elem_id=name, **look)
 
 
 def _one_at_a_time(
