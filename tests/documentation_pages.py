@@ -35,6 +35,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
     },
     "docs/restoration.md": {"python benchmarks/restoration.py": "takes hours; it restores thousands of images"},
+    "docs/how-to/play.md": {
+        "pip install": "installs from elsewhere; an extra that the tests have already",
+        "optcov play": "serves until it is ended; test_play_browser.py opens it in a browser",
+    },
     "docs/tables.md": {
         "optcov table fid --bundle fashion": "takes hours",
         "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command -> what it does, in a few words
     "See what it does": {
         "demo": "the methods side by side on the embedded model, and their bits/dim",
+        "play": "a local page: draw, erase, compare, measure, on any bundle",
         "info": "what a bundle holds: network, schedule, heads, calibration, sizes",
     },
     "Use a model that you have": {

@@ -1,0 +1,88 @@
+"""`optcov play`: a local page on a bundle."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from optcov.console import announce, output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from optcov.bundle import Bundle
+
+MAX_PORT = 65535
+EXAMPLES = 200  # images at most that the page takes turns with
+
+
+def command(
+    bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
+    data: str | None = typer.Option(
+        None,
+        help="Images to begin with; by default those of the embedded model, or samples.",
+        show_default=False,
+    ),
+    host: str = typer.Option("127.0.0.1", help="Address to listen at; 0.0.0.0 lets other machines in."),
+    port: int | None = typer.Option(
+        None, help="Port to listen at; by default the first free one from 7860.", show_default=False
+    ),
+) -> None:
+    """Open a page to play with a bundle: samples, paths, uncertainty, bits/dim, restoration.
+
+    Needs gradio: pip install 'optcov[play]'. Everything runs on this machine.
+    """
+    if port is not None and not 1 <= port <= MAX_PORT:
+        raise ValueError(f"--port {port} is no port; choose one from 1 to {MAX_PORT}, or leave it out")
+    page = load_page()
+    from optcov import bundle as bundles
+    from optcov.processes import this_process
+
+    model = bundles.load(bundle)
+    model.network.to(this_process().device)
+    blocks = page.build(model, _examples(bundle, model, data))
+    address = page.launch(blocks, host, port)
+    output.print(f"{model.name}: {address}", markup=False, highlight=False, soft_wrap=True)
+    announce("open it in a browser; Ctrl-C ends it")
+    _wait(blocks)
+
+
+def load_page() -> Any:
+    """The module of the page; a ValueError with the remedy where gradio is not installed."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio looks when it is imported
+    try:
+        from optcov.play import page
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "gradio":
+            raise
+        raise ValueError("optcov play needs gradio; install it by pip install 'optcov[play]'") from error
+    return page
+
+
+def _examples(source: str, model: Bundle, data: str | None) -> Tensor | None:
+    """Images to begin with, uint8 (n, C, H, W)."""
+    from optcov.bundle import BundleError, embedded_models, test_images
+    from optcov.console import some_images
+    from optcov.data import to_8bit
+
+    if data is not None:
+        return to_8bit(some_images(data, model, "test", EXAMPLES).images.x_0())
+    if source not in embedded_models():
+        return None
+    try:
+        return to_8bit(test_images(source)[:EXAMPLES])
+    except BundleError:  # a model that comes without images
+        return None
+
+
+def _wait(blocks: Any) -> None:
+    """Serve until somebody ends it."""
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        announce("closed")
+    finally:
+        blocks.close(verbose=False)
