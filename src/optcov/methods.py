@@ -39,7 +39,7 @@ class Method:
     rows, so they step as that does; dataclasses.replace(method, convention="exact") ends at the right time instead.
 
     `forward` and `reverse_process` compose the row as the paper has it. clip_mean and use_clipped_model_output are what
-    is chosen for images, by what docs/clipping.md says is known: a bundle steps by them unless it is asked for paper_exact.
+    is chosen for images (docs/clipping.md): a bundle steps by them unless it is asked for paper_exact.
     """
 
     name: str
