@@ -47,8 +47,7 @@ def paired(a: Tensor, b: Tensor) -> dict[str, float]:
 
 def measure(bundle: Bundle, data: str, count: int, steps: int) -> dict[str, Any]:
     """Everything, by name."""
-    test = load(data)[1]
-    assert test is not None
+    test = load(data, "test")
     assert test.labels is not None
     index = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:count]
     x_0, labels = test.x_0(index), torch.as_tensor(test.labels)[index].long()

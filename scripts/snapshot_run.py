@@ -35,4 +35,4 @@ def snapshot(run: Path, out: Path, image_shape: tuple[int, int, int]) -> int:
 
 if __name__ == "__main__":
     run, out, data = map(Path, sys.argv[1:4])
-    sys.stdout.write(f"step {snapshot(run, out, tuple(load(data)[0].shape))}\n")
+    sys.stdout.write(f"step {snapshot(run, out, load(data).shape)}\n")
