@@ -34,6 +34,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_fitting_processes.py launch two",
         "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
     },
+    "docs/scaling.md": {"accelerate launch": "needs eight GPUs; as for many-gpus.md"},
     "docs/tables.md": {
         "optcov table fid --bundle fashion": "takes hours",
         "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",
@@ -233,12 +234,14 @@ def _checkpoints() -> None:
 
 PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
     "README.md": (_own_pipeline, _own_images, _own_bundle),
-    "docs/diffusers.md": (_own_pipeline, _own_images, _own_bundle),
+    "docs/diffusers.md": (_own_pipeline, _own_bundle),
     "docs/data.md": (_given_fashion,),
     "docs/how-to/my-model.md": (_own_models,),
     "docs/how-to/classes-and-guidance.md": (_own_classes,),
-    "docs/how-to/import-the-papers-checkpoints.md": (_checkpoints,),
-    "docs/likelihood.md": (_own_images, _own_bundle),
+    "docs/index.md": (_own_pipeline, _own_images),
+    "docs/model-zoo.md": (_checkpoints,),
+    "docs/tutorials/1-your-diffusers-model.md": (_own_pipeline, _own_images),
+    "docs/tutorials/2-likelihood.md": (_own_images, _own_bundle),
     "docs/metrics.md": (_given_fashion,),
 }
 
