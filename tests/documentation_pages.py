@@ -34,6 +34,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_fitting_processes.py launch two",
         "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
     },
+    "docs/install.md": {"pip install": "installs the project; test_release.py installs its wheel"},
     "docs/scaling.md": {"accelerate launch": "needs eight GPUs; as for many-gpus.md"},
     "docs/tables.md": {
         "optcov table fid --bundle fashion": "takes hours",
