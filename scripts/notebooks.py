@@ -45,13 +45,9 @@ def source(cell: Cell) -> str:
 
 def run(notebook: Notebook, name: str) -> Notebook:
     """The same notebook with fresh outputs. It is run in an empty directory; anything that goes wrong raises."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["image.interpolation"] = "nearest"  # pixels as they are, and small files
     namespace: dict[str, Any] = {"__name__": "__main__"}
     cells, count = [], 0
-    with tempfile.TemporaryDirectory() as place, _directory(Path(place)):
+    with tempfile.TemporaryDirectory() as place, _directory(Path(place)), _fresh_figures():
         for cell in notebook["cells"]:
             if cell["cell_type"] != "code":
                 cells.append(cell)
@@ -131,6 +127,21 @@ def _png(figure: Any) -> bytes:
     figure.savefig(drawn, format="png", dpi=DOTS_PER_INCH)
     Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
+
+
+@contextlib.contextmanager
+def _fresh_figures() -> Iterator[None]:
+    """No figures but those of the notebook, with matplotlib's own settings."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["image.interpolation"] = "nearest"  # pixels as they are, and small files
+        yield
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def plot(text: str, path: Path) -> None:
     """Bits/dim and distances against the number of steps."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, heading, prefix in ((left, "## Likelihoods", "ET "), (right, "## Samples", "")):
         table = numbers(text, heading)
@@ -97,10 +97,10 @@ def plot(text: str, path: Path) -> None:
         axes.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=7)
     left.set(title="bits/dim, even times", ylim=(3, 9), yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
     right.set(title="FD-fashion", ylim=(0.35, 3), yticks=[0.5, 1, 2], yticklabels=["0.5", "1", "2"])
-    figure.savefig(path, dpi=100)
+    figure.legend(handles=right.get_lines(), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
 
 
 def _colour(name: str) -> str:

@@ -19,7 +19,10 @@ def test_all_notebooks_are_tested():
     assert sorted(path.stem for path in PLACE.glob("*.ipynb")) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+SLOW = {"what-a-model-does-not-know"}  # it draws restorations, with gradients
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in NAMES])
 def test_a_notebook_runs_and_draws_what_it_shows(name):
     shown = notebook(name)
     done = run(shown, name)
