@@ -19,7 +19,7 @@ def test_all_notebooks_are_tested():
     assert sorted(path.stem for path in PLACE.glob("*.ipynb")) == NAMES
 
 
-SLOW = {"what-a-model-does-not-know"}  # it draws restorations, with gradients
+SLOW = {"what-a-model-does-not-know", "your-model-in-ten-minutes"}  # gradients, and a fit: 20 seconds of one core each
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in NAMES])
