@@ -39,6 +39,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "pip install": "installs from elsewhere; an extra that the tests have already",
         "optcov play": "serves until it is ended; test_play_browser.py opens it in a browser",
     },
+    "docs/install.md": {"pip install": "installs the project; test_release.py installs its wheel"},
+    "docs/scaling.md": {"accelerate launch": "needs eight GPUs; as for many-gpus.md"},
     "docs/tables.md": {
         "optcov table fid --bundle fashion": "takes hours",
         "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",
@@ -238,12 +240,14 @@ def _checkpoints() -> None:
 
 PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
     "README.md": (_own_pipeline, _own_images, _own_bundle),
-    "docs/diffusers.md": (_own_pipeline, _own_images, _own_bundle),
+    "docs/diffusers.md": (_own_pipeline, _own_bundle),
     "docs/data.md": (_given_fashion,),
     "docs/how-to/my-model.md": (_own_models,),
     "docs/how-to/classes-and-guidance.md": (_own_classes,),
-    "docs/how-to/import-the-papers-checkpoints.md": (_checkpoints,),
-    "docs/likelihood.md": (_own_images, _own_bundle),
+    "docs/index.md": (_own_pipeline, _own_images),
+    "docs/model-zoo.md": (_checkpoints,),
+    "docs/tutorials/1-your-diffusers-model.md": (_own_pipeline, _own_images),
+    "docs/tutorials/2-likelihood.md": (_own_images, _own_bundle),
     "docs/metrics.md": (_given_fashion,),
 }
 

@@ -27,8 +27,8 @@ LONG: dict[str, dict[str, str]] = {
         "optcov bpd": "two sweeps with every covariance",
     },
     "docs/benchmarks.md": {"*": "benchmarks take minutes"},
-    "docs/likelihood.md": {"*": "sweeps all 1,000 times again and again"},
-    "docs/tutorials/2-likelihood.md": {"*": "two sweeps with every covariance, on the embedded model"},
+    "docs/index.md": {"optcov.fit(": "as many images and times as by default"},
+    "docs/tutorials/2-likelihood.md": {"*": "sweeps all 1,000 times again and again"},
     "docs/tutorials/3-mixture-of-gaussians.md": {"optcov demo": "1,000 points by every method; README draws 500"},
     "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
     "docs/tables.md": {"*": "a quick table takes minutes"},
@@ -112,14 +112,14 @@ def test_the_readme_is_short():
 
 
 def test_the_default_method_is_the_one_that_readme_and_docs_begin_with():
-    for page in ("README.md", "docs/diffusers.md", "docs/tutorials/1-your-diffusers-model.md"):
+    for page in ("README.md", "docs/tutorials/1-your-diffusers-model.md"):
         first = next(p.text for p in pieces(page) if "method" in p.text)
         assert DEFAULT_METHOD in first, page
         attached = next(p.text for p in pieces(page) if "attach(pipeline" in p.text)
         assert f'method="{DEFAULT_METHOD}"' in attached, page
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/diffusers.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/1-your-diffusers-model.md"])
 def test_loading_an_attached_pipeline_is_shown_with_the_import_that_it_needs(page):
     loading = [p.text for p in pieces(page) if 'DDPMPipeline.from_pretrained("my-pipeline-with-npr")' in p.text]
     assert loading
