@@ -221,3 +221,27 @@ def test_what_is_not_taken_is_named() -> None:
 
     with pytest.raises(ValueError, match="WanPipeline is no pipeline that is known here; known are DDPMPipeline"):
         optcov.fit(WanPipeline(), pictures(), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind", "expected"),
+    [
+        (Schedule.flow, "flow_prediction", 500.0),
+        (Schedule.vp_sde, "epsilon", 499.5),
+        (Schedule.edm, "sample", 0.5),
+    ],
+)
+def test_a_unet_is_told_real_times_as_its_schedule_tells_them(schedule: Any, kind: str, expected: float) -> None:
+    """Only discrete times count from 0 in diffusers."""
+    bundle = optcov.fit((tiny.pipeline("ddpm").unet, schedule(), kind), tiny.images(12, 8), heads=(), **QUICK)
+    assert float(bundle.network.arguments(0.5)) == pytest.approx(expected)
+
+
+def test_a_unet_with_a_scheduler_of_flow_matching_is_told_times_as_diffusers_tells_them() -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(4)
+    bundle = optcov.fit((tiny.pipeline("ddpm").unet, scheduler), tiny.images(12, 8), heads=(), **QUICK)
+    sigmas = scheduler.sigmas[:-1]
+    torch.testing.assert_close(bundle.network.arguments(sigmas), scheduler.timesteps, rtol=1e-6, atol=0)
