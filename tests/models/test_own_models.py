@@ -245,3 +245,54 @@ def test_a_unet_with_a_scheduler_of_flow_matching_is_told_times_as_diffusers_tel
     bundle = optcov.fit((tiny.pipeline("ddpm").unet, scheduler), tiny.images(12, 8), heads=(), **QUICK)
     sigmas = scheduler.sigmas[:-1]
     torch.testing.assert_close(bundle.network.arguments(sigmas), scheduler.timesteps, rtol=1e-6, atol=0)
+
+
+class Vectors(nn.Module):
+    """A network of vectors (B, 5), whose output layer is linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(6, 8), nn.Sequential(nn.SiLU(), nn.Linear(8, 5))
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.out(self.body(torch.cat([x, time[:, None].to(x.dtype)], 1)))
+
+
+@pytest.mark.parametrize("kind", ["flow_prediction", "v_prediction"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_vectors_are_fitted_scored_sampled_and_kept(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    schedule = Schedule.flow() if kind == "flow_prediction" else Schedule.vp_sde()
+    data = 2 * torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    module = seeded(Vectors).to(dtype)
+    bundle = optcov.fit((module, schedule, kind), data, layer="out.1", **QUICK)
+    assert (bundle.image_shape, bundle.data_range) == ((5,), None)
+    assert {head.kind for head in bundle.heads.values()} == {"timed"}
+    bundle.save(tmp_path / "bundle")
+    again = optcov.load(tmp_path / "bundle", network=module)
+    for method in ("NPR-DDIM", "SN-DDPM", "DDIM"):
+        drawn = bundle.sample(3, method=method, steps=3, progress=False)
+        assert drawn.shape == (3, 5)
+        torch.testing.assert_close(again.sample(3, method=method, steps=3, progress=False), drawn, atol=1e-5, rtol=1e-5)
+    score = again.bits_per_dim(data[:4], steps=3, methods=["NPR-DDPM"], progress=False)
+    assert torch.tensor(score.of("npr", 3).mean).isfinite()
+
+
+def test_the_head_of_vectors_is_calibrated_in_every_coordinate() -> None:
+    """The network knows the mean alone; what is left has a variance of its own in each coordinate."""
+    spread = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0])
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 5)
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
+
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return self.out(torch.cat([x / (1 + sigma[:, None] ** 2).sqrt(), sigma[:, None].log() / 4], 1))
+
+    data = spread * torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
+    options = {**QUICK, "images": 2000, "batch_size": 500}
+    bundle = optcov.fit((Mean(), Schedule.edm(), "sample"), data, heads=("npr",), layer="out", **options)
+    found = bundle.posterior(80 * torch.randn(500, 5), 80.0).variance.mean(0)
+    torch.testing.assert_close(found, spread.square(), rtol=0.2, atol=0)
