@@ -296,3 +296,76 @@ def test_the_head_of_vectors_is_calibrated_in_every_coordinate() -> None:
     bundle = optcov.fit((Mean(), Schedule.edm(), "sample"), data, heads=("npr",), layer="out", **options)
     found = bundle.posterior(80 * torch.randn(500, 5), 80.0).variance.mean(0)
     torch.testing.assert_close(found, spread.square(), rtol=0.2, atol=0)
+
+
+class Labelled(Denoiser):
+    """EDM's denoisers with classes: they are told one-hot vectors, and say how long these are."""
+
+    label_dim = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.label = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, sigma: Tensor, class_labels: Tensor | None = None) -> Tensor:
+        told = torch.zeros(1, 4) if class_labels is None else class_labels.float().reshape(-1, 4)
+        return super().forward(x, sigma) + self.label(told)[:, :, None, None]
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_a_denoiser_with_classes_is_told_one_hot_labels(one_hot: bool) -> None:
+    module = seeded(Labelled)
+    seen: list[Tensor] = []
+    module.label.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    labels = torch.arange(12) % 4
+    known: Any = {"class_labels": torch.eye(4)[labels]} if one_hot else labels
+    bundle = optcov.fit(module, (pictures(), known), layer="out", **QUICK)
+    assert {tuple(row) for told in seen for row in told.tolist()} == {tuple(row) for row in torch.eye(4).tolist()}
+    options: dict[str, Any] = {"steps": 2, "progress": False}
+    by_name = bundle.sample(2, condition={"class_labels": torch.eye(4)[[1, 3]]}, **options)
+    torch.testing.assert_close(bundle.sample(2, labels=[1, 3], **options), by_name)
+    assert not torch.allclose(bundle.sample(2, labels=[0, 2], **options), by_name)
+    scoring: dict[str, Any] = {"steps": 2, "methods": ["NPR-DDPM"], "progress": False}
+    told = bundle.bits_per_dim(pictures(2), labels=[1, 3], **scoring).of("npr", 2).mean
+    assert bundle.bits_per_dim((pictures(2), torch.tensor([1, 3])), **scoring).of("npr", 2).mean == pytest.approx(told)
+    assert bundle.bits_per_dim((pictures(2), torch.tensor([0, 2])), **scoring).of("npr", 2).mean != pytest.approx(told)
+    with pytest.raises(ValueError, match="there is no class 4 in Labelled; its classes are 0 to 3"):
+        bundle.sample(1, labels=[4], **options)
+
+
+def test_a_module_that_takes_labels_is_told_those_of_the_data() -> None:
+    class Net2(Net):
+        def forward(self, x: Tensor, time: Tensor, class_labels: Tensor) -> Tensor:
+            return super().forward(x, time) + class_labels[:, None, None, None]
+
+    model = (seeded(Net2), Schedule.flow(), "flow_prediction")
+    bundle = optcov.fit(model, (pictures(), torch.arange(12) % 3), layer="out", **QUICK)
+    assert bundle.sample(2, labels=[0, 2], steps=2, progress=False).shape == (2, *SHAPE)
+
+
+class Wrapper(Net):
+    """As k-diffusion wraps networks of noise: sigma_min and sigma_max, and no sigma_data."""
+
+    sigma_min, sigma_max = torch.tensor(0.03), torch.tensor(14.0)
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return x - sigma.reshape(-1, 1, 1, 1) * super().forward(x, sigma)
+
+
+def test_a_wrapper_with_sigmas_is_a_denoiser() -> None:
+    bundle = optcov.fit(seeded(Wrapper), pictures(), layer="out", **QUICK)
+    settings = bundle.schedule.settings()
+    assert (settings["sigma_min"], settings["sigma_max"]) == pytest.approx((0.03, 14.0))
+
+
+def test_a_function_of_sigma_is_a_denoiser() -> None:
+    def shrink(x: Tensor, sigma: Tensor) -> Tensor:
+        return x / (1 + sigma.reshape(-1, 1, 1, 1) ** 2)
+
+    bundle = optcov.fit(shrink, pictures(), heads=(), **QUICK)
+    assert (bundle.schedule.spec()["kind"], bundle.network.parameterisation) == ("edm", "sample")
+
+
+def test_a_module_without_a_schedule_is_named_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"model = Net is not a model that heads can be fitted on; give"):
+        optcov.fit(seeded(Net), pictures(), layer="out", **QUICK)

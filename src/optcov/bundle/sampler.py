@@ -74,7 +74,8 @@ class Sampler:
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {DEFAULT_METHOD}"
             )
-        self.condition = check_told(condition, _entries(condition), model.name, model.classes, model.empty_condition)
+        known = (model.name, model.classes, model.empty_condition, model.unet)
+        self.condition = check_told(condition, _entries(condition), *known)
         self.guidance = check_guidance(guidance)
         # for solvers without a covariance; a process has its own
         self._network = model.guided(model.network.with_only_heads(), guidance)

@@ -359,7 +359,7 @@ def fit(
 
     model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
     bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
-    or function, or a denoiser D(x, sigma) that knows its sigma_data.
+    or function, or a denoiser D(x, sigma).
     data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
     condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
     out for the calibration, unless the data has a test part of its own.

@@ -51,11 +51,11 @@ def new_heads(
     """Fresh heads by name ("sn", "npr", "range") that fit the network's features.
 
     example: data (1, *D) of the shape to come. kind: "timed" | "conv" | "residual" | "dense"; by default timed for
-    images with loss "gamma", conv for images with loss "mse", and so for vectors before a named output layer, else dense. loss: "gamma" gives exponential
-    outputs, "mse" the paper's linear ones; the learned range is a linear convolution head unless the others are
-    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one. Where the backbone was
-    tapped at its output layer (`Backbone.of`), timed and conv heads have that layer's form. condition: what the network
-    is told about the example.
+    images with loss "gamma", conv for images with loss "mse", and so for vectors before a named output layer, else
+    dense. loss: "gamma" gives exponential outputs, "mse" the paper's linear ones; the learned range is a linear
+    convolution head unless the others are residual or dense. A normalisation starts as the backbone's own, if the
+    tapped module is one. Where the backbone was tapped at its output layer (`Backbone.of`), timed and conv heads have
+    that layer's form. condition: what the network is told about the example.
     """
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
