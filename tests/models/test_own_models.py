@@ -369,3 +369,101 @@ def test_a_function_of_sigma_is_a_denoiser() -> None:
 def test_a_module_without_a_schedule_is_named_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"model = Net is not a model that heads can be fitted on; give"):
         optcov.fit(seeded(Net), pictures(), layer="out", **QUICK)
+
+
+class Told(Net):
+    """It cannot do without its condition."""
+
+    def forward(self, x: Tensor, time: Tensor, words: Tensor) -> Tensor:
+        return super().forward(x, time) + words.reshape(len(x), 3).sum(1)[:, None, None, None]
+
+
+class Timeless(Net):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.out(self.body(x))
+
+
+def spoilt(kind: Any, layer: str = "out") -> Any:
+    module = seeded(kind)
+    module.get_submodule(layer).weight.data.fill_(float("nan"))
+    return module
+
+
+FLOW = (Schedule.flow(), "flow_prediction")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "message"),
+    [
+        (lambda: (seeded(Told), *FLOW), pictures, {}, "Told cannot be called with data of shape .1, 8, 8. and no cond"),
+        (
+            lambda: (seeded(Told), *FLOW),
+            pictures,
+            {"condition": {"words": torch.zeros(12, 4)}},
+            r"Told cannot be called with data of shape \(1, 8, 8\) and the condition words \(4,\) of a data point",
+        ),
+        (lambda: (seeded(Timeless), *FLOW), pictures, {}, "Timeless cannot be called with data of shape"),
+        (lambda: (seeded(Net), *FLOW), lambda: torch.zeros(12, 2, 8, 8), {}, r"data of shape \(2, 8, 8\)"),
+        (lambda: (spoilt(Net), *FLOW), pictures, {}, "out.weight of Net holds NaN or infinite numbers; load it again"),
+        (
+            lambda: (seeded(Told), *FLOW),
+            pictures,
+            {"condition": {"words": torch.full((12, 3), float("nan"))}},
+            "the condition 'words' holds NaN or infinity; clean it first",
+        ),
+        (lambda: (seeded(Net), *FLOW), pictures, {"condition": [1]}, "is not a dictionary of tensors by name"),
+        (lambda: tiny.pipeline("sd"), lambda: torch.zeros(12, 4, 8, 8), {"condition": [1]}, "is not a dictionary of"),
+        (
+            lambda: tiny.pipeline("sd"),
+            lambda: torch.zeros(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": [1] * 12}},
+            "condition 'encoder_hidden_states' is a list",
+        ),
+        (
+            lambda: tiny.pipeline("sd"),
+            lambda: torch.zeros(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": torch.zeros(12, 3, 5)}},
+            r"condition 'encoder_hidden_states' has entries of shape \(3, 5\), but .* takes \(any, 8\)",
+        ),
+        (
+            lambda: tiny.pipeline("sd"),
+            lambda: torch.zeros(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": torch.zeros(12, 8)}},
+            r"condition 'encoder_hidden_states' has entries of shape \(8,\), but .* takes \(any, 8\)",
+        ),
+        (
+            lambda: tiny.pipeline("dit"),
+            lambda: (tiny.images(12), torch.arange(12.0) + 0.5),
+            {},
+            "labels are whole numbers, but one is 0.5",
+        ),
+    ],
+    ids=[
+        "told nothing", "wrong length", "no time", "wrong channels", "spoilt weights", "spoilt condition", "no mapping",
+        "no mapping for a pipeline", "no tensor", "wrong width", "wrong axes", "half labels",
+    ],
+)  # fmt: skip
+def test_what_a_network_cannot_compute_is_refused_before_the_work(
+    model: Any, data: Any, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optcov.fitting.fit import FitPlan
+
+    monkeypatch.setattr(FitPlan, "run", lambda *_: pytest.fail("the work has begun"))
+    given = model()
+    layer = {"layer": "out"} if isinstance(given, tuple) else {}
+    with pytest.raises(ValueError, match=message):
+        optcov.fit(given, data(), **layer, **options, **QUICK)
+
+
+def test_a_spoilt_encoder_of_images_is_named() -> None:
+    pipeline = tiny.pipeline("sd")
+    next(pipeline.vae.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the decoder of StableDiffusionPipeline turns images into NaN"):
+        optcov.fit(pipeline, (tiny.images(12), tiny.CAPTIONS * 3), **QUICK)
+
+
+def test_a_spoilt_unet_of_images_is_named() -> None:
+    pipeline = tiny.pipeline("ddpm")
+    pipeline.unet.conv_out.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="conv_out.weight of UNet2DModel holds NaN or infinite numbers"):
+        optcov.fit(pipeline, tiny.images(12, 8), half=False, **QUICK)

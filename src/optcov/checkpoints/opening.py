@@ -227,7 +227,7 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
     try:
         schedule = Schedule.from_diffusers(scheduler)
     except ValueError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(f"{type(scheduler).__name__} gives no noise schedule: {error}") from error
     kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
     if kind not in PREDICTIONS:
         raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")

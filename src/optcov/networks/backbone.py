@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from optcov.identity import digest_tensors
 from optcov.networks.activation import Activation
-from optcov.networks.calls import call, condition_names
+from optcov.networks.calls import call, check_widths, condition_names
 from optcov.networks.taps import Tap, tap_of
 
 
@@ -142,6 +142,7 @@ class Backbone(nn.Module):
                 f"{type(self.module).__name__} takes no condition {unknown[0]!r}; it takes "
                 f"{', '.join(taken or ()) or 'none'}"
             )
+        check_widths(self.module, condition)
 
     @contextmanager
     def _taps(self) -> Iterator[dict[str, Tensor]]:
