@@ -221,3 +221,249 @@ def test_what_is_not_taken_is_named() -> None:
 
     with pytest.raises(ValueError, match="WanPipeline is no pipeline that is known here; known are DDPMPipeline"):
         optcov.fit(WanPipeline(), pictures(), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind", "expected"),
+    [
+        (Schedule.flow, "flow_prediction", 500.0),
+        (Schedule.vp_sde, "epsilon", 499.5),
+        (Schedule.edm, "sample", 0.5),
+    ],
+)
+def test_a_unet_is_told_real_times_as_its_schedule_tells_them(schedule: Any, kind: str, expected: float) -> None:
+    """Only discrete times count from 0 in diffusers."""
+    bundle = optcov.fit((tiny.pipeline("ddpm").unet, schedule(), kind), tiny.images(12, 8), heads=(), **QUICK)
+    assert float(bundle.network.arguments(0.5)) == pytest.approx(expected)
+
+
+def test_a_unet_with_a_scheduler_of_flow_matching_is_told_times_as_diffusers_tells_them() -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(4)
+    bundle = optcov.fit((tiny.pipeline("ddpm").unet, scheduler), tiny.images(12, 8), heads=(), **QUICK)
+    sigmas = scheduler.sigmas[:-1]
+    torch.testing.assert_close(bundle.network.arguments(sigmas), scheduler.timesteps, rtol=1e-6, atol=0)
+
+
+class Vectors(nn.Module):
+    """A network of vectors (B, 5), whose output layer is linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(6, 8), nn.Sequential(nn.SiLU(), nn.Linear(8, 5))
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.out(self.body(torch.cat([x, time[:, None].to(x.dtype)], 1)))
+
+
+@pytest.mark.parametrize("kind", ["flow_prediction", "v_prediction"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_vectors_are_fitted_scored_sampled_and_kept(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    schedule = Schedule.flow() if kind == "flow_prediction" else Schedule.vp_sde()
+    data = 2 * torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    module = seeded(Vectors).to(dtype)
+    bundle = optcov.fit((module, schedule, kind), data, layer="out.1", **QUICK)
+    assert (bundle.image_shape, bundle.data_range) == ((5,), None)
+    assert {head.kind for head in bundle.heads.values()} == {"timed"}
+    bundle.save(tmp_path / "bundle")
+    again = optcov.load(tmp_path / "bundle", network=module)
+    for method in ("NPR-DDIM", "SN-DDPM", "DDIM"):
+        drawn = bundle.sample(3, method=method, steps=3, progress=False)
+        assert drawn.shape == (3, 5)
+        torch.testing.assert_close(again.sample(3, method=method, steps=3, progress=False), drawn, atol=1e-5, rtol=1e-5)
+    score = again.bits_per_dim(data[:4], steps=3, methods=["NPR-DDPM"], progress=False)
+    assert torch.tensor(score.of("npr", 3).mean).isfinite()
+
+
+def test_the_head_of_vectors_is_calibrated_in_every_coordinate() -> None:
+    """The network knows the mean alone; what is left has a variance of its own in each coordinate."""
+    spread = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0])
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 5)
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
+
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return self.out(torch.cat([x / (1 + sigma[:, None] ** 2).sqrt(), sigma[:, None].log() / 4], 1))
+
+    data = spread * torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
+    options = {**QUICK, "images": 2000, "batch_size": 500}
+    bundle = optcov.fit((Mean(), Schedule.edm(), "sample"), data, heads=("npr",), layer="out", **options)
+    found = bundle.posterior(80 * torch.randn(500, 5), 80.0).variance.mean(0)
+    torch.testing.assert_close(found, spread.square(), rtol=0.2, atol=0)
+
+
+class Labelled(Denoiser):
+    """EDM's denoisers with classes: they are told one-hot vectors, and say how long these are."""
+
+    label_dim = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.label = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, sigma: Tensor, class_labels: Tensor | None = None) -> Tensor:
+        told = torch.zeros(1, 4) if class_labels is None else class_labels.float().reshape(-1, 4)
+        return super().forward(x, sigma) + self.label(told)[:, :, None, None]
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_a_denoiser_with_classes_is_told_one_hot_labels(one_hot: bool) -> None:
+    module = seeded(Labelled)
+    seen: list[Tensor] = []
+    module.label.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    labels = torch.arange(12) % 4
+    known: Any = {"class_labels": torch.eye(4)[labels]} if one_hot else labels
+    bundle = optcov.fit(module, (pictures(), known), layer="out", **QUICK)
+    assert {tuple(row) for told in seen for row in told.tolist()} == {tuple(row) for row in torch.eye(4).tolist()}
+    options: dict[str, Any] = {"steps": 2, "progress": False}
+    by_name = bundle.sample(2, condition={"class_labels": torch.eye(4)[[1, 3]]}, **options)
+    torch.testing.assert_close(bundle.sample(2, labels=[1, 3], **options), by_name)
+    assert not torch.allclose(bundle.sample(2, labels=[0, 2], **options), by_name)
+    scoring: dict[str, Any] = {"steps": 2, "methods": ["NPR-DDPM"], "progress": False}
+    told = bundle.bits_per_dim(pictures(2), labels=[1, 3], **scoring).of("npr", 2).mean
+    assert bundle.bits_per_dim((pictures(2), torch.tensor([1, 3])), **scoring).of("npr", 2).mean == pytest.approx(told)
+    assert bundle.bits_per_dim((pictures(2), torch.tensor([0, 2])), **scoring).of("npr", 2).mean != pytest.approx(told)
+    with pytest.raises(ValueError, match="there is no class 4 in Labelled; its classes are 0 to 3"):
+        bundle.sample(1, labels=[4], **options)
+
+
+def test_a_module_that_takes_labels_is_told_those_of_the_data() -> None:
+    class Net2(Net):
+        def forward(self, x: Tensor, time: Tensor, class_labels: Tensor) -> Tensor:
+            return super().forward(x, time) + class_labels[:, None, None, None]
+
+    model = (seeded(Net2), Schedule.flow(), "flow_prediction")
+    bundle = optcov.fit(model, (pictures(), torch.arange(12) % 3), layer="out", **QUICK)
+    assert bundle.sample(2, labels=[0, 2], steps=2, progress=False).shape == (2, *SHAPE)
+
+
+class Wrapper(Net):
+    """As k-diffusion wraps networks of noise: sigma_min and sigma_max, and no sigma_data."""
+
+    sigma_min, sigma_max = torch.tensor(0.03), torch.tensor(14.0)
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return x - sigma.reshape(-1, 1, 1, 1) * super().forward(x, sigma)
+
+
+def test_a_wrapper_with_sigmas_is_a_denoiser() -> None:
+    bundle = optcov.fit(seeded(Wrapper), pictures(), layer="out", **QUICK)
+    settings = bundle.schedule.settings()
+    assert (settings["sigma_min"], settings["sigma_max"]) == pytest.approx((0.03, 14.0))
+
+
+def test_a_function_of_sigma_is_a_denoiser() -> None:
+    def shrink(x: Tensor, sigma: Tensor) -> Tensor:
+        return x / (1 + sigma.reshape(-1, 1, 1, 1) ** 2)
+
+    bundle = optcov.fit(shrink, pictures(), heads=(), **QUICK)
+    assert (bundle.schedule.spec()["kind"], bundle.network.parameterisation) == ("edm", "sample")
+
+
+def test_a_module_without_a_schedule_is_named_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"model = Net is not a model that heads can be fitted on; give"):
+        optcov.fit(seeded(Net), pictures(), layer="out", **QUICK)
+
+
+class Told(Net):
+    """It cannot do without its condition."""
+
+    def forward(self, x: Tensor, time: Tensor, words: Tensor) -> Tensor:
+        return super().forward(x, time) + words.reshape(len(x), 3).sum(1)[:, None, None, None]
+
+
+class Timeless(Net):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.out(self.body(x))
+
+
+def spoilt(kind: Any, layer: str = "out") -> Any:
+    module = seeded(kind)
+    module.get_submodule(layer).weight.data.fill_(float("nan"))
+    return module
+
+
+FLOW = (Schedule.flow(), "flow_prediction")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "message"),
+    [
+        (lambda: (seeded(Told), *FLOW), pictures, {}, "Told cannot be called with data of shape .1, 8, 8. and no cond"),
+        (
+            lambda: (seeded(Told), *FLOW),
+            pictures,
+            {"condition": {"words": torch.zeros(12, 4)}},
+            r"Told cannot be called with data of shape \(1, 8, 8\) and the condition words \(4,\) of a data point",
+        ),
+        (lambda: (seeded(Timeless), *FLOW), pictures, {}, "Timeless cannot be called with data of shape"),
+        (lambda: (seeded(Net), *FLOW), lambda: torch.zeros(12, 2, 8, 8), {}, r"data of shape \(2, 8, 8\)"),
+        (lambda: (spoilt(Net), *FLOW), pictures, {}, "out.weight of Net holds NaN or infinite numbers; load it again"),
+        (
+            lambda: (seeded(Told), *FLOW),
+            pictures,
+            {"condition": {"words": torch.full((12, 3), float("nan"))}},
+            "the condition 'words' holds NaN or infinity; clean it first",
+        ),
+        (lambda: (seeded(Net), *FLOW), pictures, {"condition": [1]}, "is not a dictionary of tensors by name"),
+        (lambda: tiny.pipeline("sd"), lambda: torch.zeros(12, 4, 8, 8), {"condition": [1]}, "is not a dictionary of"),
+        (
+            lambda: tiny.pipeline("sd"),
+            lambda: torch.zeros(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": [1] * 12}},
+            "condition 'encoder_hidden_states' is a list",
+        ),
+        (
+            lambda: tiny.pipeline("sd"),
+            lambda: torch.zeros(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": torch.zeros(12, 3, 5)}},
+            r"condition 'encoder_hidden_states' has entries of shape \(3, 5\), but .* takes \(any, 8\)",
+        ),
+        (
+            lambda: tiny.pipeline("sd"),
+            lambda: torch.zeros(12, 4, 8, 8),
+            {"condition": {"encoder_hidden_states": torch.zeros(12, 8)}},
+            r"condition 'encoder_hidden_states' has entries of shape \(8,\), but .* takes \(any, 8\)",
+        ),
+        (
+            lambda: tiny.pipeline("dit"),
+            lambda: (tiny.images(12), torch.arange(12.0) + 0.5),
+            {},
+            "labels are whole numbers, but one is 0.5",
+        ),
+    ],
+    ids=[
+        "told nothing", "wrong length", "no time", "wrong channels", "spoilt weights", "spoilt condition", "no mapping",
+        "no mapping for a pipeline", "no tensor", "wrong width", "wrong axes", "half labels",
+    ],
+)  # fmt: skip
+def test_what_a_network_cannot_compute_is_refused_before_the_work(
+    model: Any, data: Any, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optcov.fitting.fit import FitPlan
+
+    monkeypatch.setattr(FitPlan, "run", lambda *_: pytest.fail("the work has begun"))
+    given = model()
+    layer = {"layer": "out"} if isinstance(given, tuple) else {}
+    with pytest.raises(ValueError, match=message):
+        optcov.fit(given, data(), **layer, **options, **QUICK)
+
+
+def test_a_spoilt_encoder_of_images_is_named() -> None:
+    pipeline = tiny.pipeline("sd")
+    next(pipeline.vae.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the decoder of StableDiffusionPipeline turns images into NaN"):
+        optcov.fit(pipeline, (tiny.images(12), tiny.CAPTIONS * 3), **QUICK)
+
+
+def test_a_spoilt_unet_of_images_is_named() -> None:
+    pipeline = tiny.pipeline("ddpm")
+    pipeline.unet.conv_out.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="conv_out.weight of UNet2DModel holds NaN or infinite numbers"):
+        optcov.fit(pipeline, tiny.images(12, 8), half=False, **QUICK)

@@ -190,7 +190,7 @@ def test_a_linear_layer_on_vectors_gives_vectors():
             return self.last(torch.tanh(self.body(torch.cat([x, time[:, None]], 1))))
 
     network = HeadedNetwork(Backbone.of(Vectors(), "last"), Schedule.vp_sde())
-    assert new_heads(network, torch.zeros(1, 2), ["npr"])["npr"].module.kind == "dense"
+    assert new_heads(network, torch.zeros(1, 2), ["npr"])["npr"].module.kind == "timed"
     assert network.features(torch.zeros(5, 2), 0.5).features.shape == (5, 8)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from optcov import storage
 from optcov.bundle.errors import BundleError
 from optcov.networks.calls import condition_names
-from optcov.networks.classes import LABELS, class_entries
+from optcov.networks.classes import LABELS, as_told, class_entries, takes_labels
 from optcov.networks.unet_config import PLAIN_FLOATS
 from optcov.prediction import check_condition
 from optcov.schedule import is_whole
@@ -75,11 +75,21 @@ def classes_of(network: nn.Module, empty: Collection[str]) -> int | None:
 
 
 def check_told(
-    condition: Mapping[str, Tensor] | None, count: int, who: str, classes: int | None, empty: Mapping[str, Tensor]
+    condition: Mapping[str, Tensor] | None,
+    count: int,
+    who: str,
+    classes: int | None,
+    empty: Mapping[str, Tensor],
+    network: nn.Module,
 ) -> dict[str, Tensor]:
-    """A condition for `count` images of a bundle, or a ValueError; labels must be those of its classes."""
+    """A condition for `count` images of a bundle, or a ValueError; labels must be those of its classes.
+
+    A network of somebody's own may be told labels of any kind.
+    """
     told = check_condition(condition, count)
-    if LABELS in told:
+    if LABELS in told and takes_labels(network):
+        told[LABELS] = as_told(network, told[LABELS], who)
+    elif LABELS in told:
         check_labels(told[LABELS], who, classes, empty)
     if classes is not None and not told and not empty:
         raise ValueError(

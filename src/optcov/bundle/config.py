@@ -27,6 +27,7 @@ MAX_IMAGE_VALUES = 2**26
 MAX_NUMBER = 1e9  # of a time argument or of data: its square is still far inside of float32
 MIN_WIDTH = 1e-6  # of the data's range, relative to its ends and at least to 1e-3
 _CONDITION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+MAX_AXES = 8  # of one data point
 _HEAD_NAME = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
@@ -37,7 +38,7 @@ class BundleConfig:
 
     schedule: Schedule  # the network's own
     time_argument: TimeArgument
-    image_shape: tuple[int, ...]  # (C, H, W)
+    image_shape: tuple[int, ...]  # (C, H, W), or any other with a network that the bundle does not hold
     parameterisation: str = "epsilon"
     learned_range: bool = False
     data_range: tuple[float, float] | None = (-1.0, 1.0)
@@ -82,7 +83,7 @@ class BundleConfig:
         return BundleConfig(
             schedule=build_schedule(_mapping(entries["schedule"], "schedule")),
             time_argument=_time_argument(entries["time_argument"]),
-            image_shape=_image_shape(entries["image_shape"]),
+            image_shape=_image_shape(entries["image_shape"], entries["given_network"] is not None),
             parameterisation=_choice(entries["prediction_type"], PARAMETERISATIONS, "prediction_type"),
             learned_range=_choice(entries["learned_range"], (False, True), "learned_range"),
             data_range=_data_range(entries["data_range"]),
@@ -147,10 +148,14 @@ def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
     return value
 
 
-def _image_shape(value: Any) -> tuple[int, ...]:
+def _image_shape(value: Any, of_any_kind: bool) -> tuple[int, ...]:
+    """of_any_kind: data that is not images, such as vectors, which networks of somebody's own take."""
     sizes = value if isinstance(value, list) else []
-    fine = len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes)
-    _require(fine, "image_shape", value, "not three positive integers [C, H, W]")
+    fine = all(type(size) is int and size > 0 for size in sizes)
+    if of_any_kind:
+        _require(fine and 1 <= len(sizes) <= MAX_AXES, "image_shape", value, f"not 1 to {MAX_AXES} positive integers")
+    else:
+        _require(fine and len(sizes) == 3, "image_shape", value, "not three positive integers [C, H, W]")
     _require(math.prod(sizes) <= MAX_IMAGE_VALUES, "image_shape", value, f"more than {MAX_IMAGE_VALUES} values")
     return tuple(sizes)
 

@@ -95,7 +95,8 @@ class Sampler:
             self.matched = model.matched_noise(steps)
             self.trajectory = self.matched.trajectory
         self.ocm_probes = ocm_probes
-        self.condition = check_told(condition, _entries(condition), model.name, model.classes, model.empty_condition)
+        known = (model.name, model.classes, model.empty_condition, model.unet)
+        self.condition = check_told(condition, _entries(condition), *known)
         self.guidance = check_guidance(guidance)
         # for solvers without a covariance; a process has its own
         self._network = model.guided(model.network.with_only_heads(), guidance)

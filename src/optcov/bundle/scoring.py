@@ -29,6 +29,7 @@ from optcov.likelihood import (
 )
 from optcov.likelihood.result import BITS, NATS, Likelihoods
 from optcov.methods import find_method
+from optcov.networks.classes import LABELS, takes_labels
 from optcov.networks.guidance import check_guidance
 from optcov.processes import this_process
 from optcov.progress import fresh, track
@@ -80,8 +81,10 @@ class Scored:
     def condition(self, bundle: Bundle) -> dict[str, Tensor] | None:
         """What the bundle's network is told about the images, if nothing else is given."""
         labels = self.images.labels
-        if not self.labels or bundle.classes is None or labels is None:
+        if not self.labels or labels is None:
             return None
+        if bundle.classes is None:
+            return {LABELS: labels} if takes_labels(bundle.unet) else None
         return bundle.told_labels(labels, self.whole.name)
 
     def __str__(self) -> str:
@@ -125,7 +128,8 @@ def sweep(
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
     condition = scored.condition(bundle) if condition is None else condition
-    told = check_told(condition, len(images), bundle.name, bundle.classes, bundle.empty_condition)
+    known = (bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
+    told = check_told(condition, len(images), *known)
     facts: tuple[Any, ...] = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
     facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]

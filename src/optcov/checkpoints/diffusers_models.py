@@ -85,7 +85,7 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
 def imported_unet(
     unet: Any, schedule: Schedule, parameterisation: str, source: str, image_size: int | None = None
 ) -> ImportedModel:
-    """A UNet2DModel with the schedule it was trained on; its times count from 0 as in diffusers."""
+    """A UNet2DModel with the schedule it was trained on; discrete times count from 0 as in diffusers."""
     kind = type(unet).__name__
     if kind not in CLASSES:
         raise CheckpointError(f"{source}: its network is a {kind}, not a {CLASSES[0]}")
@@ -94,12 +94,18 @@ def imported_unet(
     return ImportedModel(
         unet=unet,
         schedule=schedule,
-        time_argument=TimeArgument(unet.config.get("time_scale", 1.0), unet.config.get("time_shift", 1.0)),
+        time_argument=_time_argument(unet.config, schedule),
         image_shape=(int(unet.config["in_channels"]), height, width),
         source=source,
         learned_range=has_learned_range(unet.config["in_channels"], unet.config["out_channels"]),
         parameterisation=check_kind(parameterisation),
     )
+
+
+def _time_argument(config: Any, schedule: Schedule) -> TimeArgument:
+    """What the config says, which of a UNet2DModel is t - 1; real times do not count from 0."""
+    told = TimeArgument(config.get("time_scale", 1.0), config.get("time_shift", 1.0))
+    return told if schedule.discrete or told != TimeArgument(1.0, 1.0) else TimeArgument.default(schedule)
 
 
 def _refuse_embeddings(config: Any, where: str = "") -> None:

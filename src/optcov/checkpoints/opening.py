@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -173,8 +174,21 @@ def import_network(
     )
 
 
+def is_denoiser(model: Any) -> bool:
+    """Whether something is called as D(x, sigma): it knows its sigmas, or its second argument has that name."""
+    if not callable(model) or isinstance(model, type) or type(model).__name__ in MODELS:
+        return False
+    if hasattr(model, "sigma_data") or all(hasattr(model, name) for name in ("sigma_min", "sigma_max")):
+        return True
+    try:
+        taken = list(inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters)
+    except (TypeError, ValueError):  # what is written in C need not tell its arguments
+        return False
+    return taken[1:2] == ["sigma"]
+
+
 def import_denoiser(denoiser: Any, layer: str | None = None) -> ImportedModel:
-    """An EDM or k-diffusion denoiser D(x, sigma), which returns the clean image and knows its sigma_data."""
+    """An EDM or k-diffusion denoiser D(x, sigma), which returns the clean image."""
     low, high = (
         float(getattr(denoiser, name, end) or end)
         for name, end in zip(("sigma_min", "sigma_max"), EDM_SIGMAS, strict=True)
@@ -213,7 +227,7 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
     try:
         schedule = Schedule.from_diffusers(scheduler)
     except ValueError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(f"{type(scheduler).__name__} gives no noise schedule: {error}") from error
     kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
     if kind not in PREDICTIONS:
         raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")

@@ -80,7 +80,7 @@ def of_head(head: str) -> type[Covariance]:
     for kind in Covariance.registry.values():
         if kind.head == head:
             return kind
-    known = ", ".join(sorted(kind.head for kind in Covariance.registry.values() if kind.head))
+    known = ", ".join(sorted({kind.head for kind in Covariance.registry.values() if kind.head}))
     raise ValueError(f"unknown head {head!r}; choose among {known}")
 
 

@@ -105,16 +105,24 @@ def as_set(data: Any) -> DataSet:
         )
     try:
         tensor = torch.as_tensor(values)
-        known = None if labels is None else torch.as_tensor(labels).long()
+        known = None if labels is None else torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"the data or its labels cannot be read as tensors: {error}; labels are whole numbers"
         ) from error
+    known = None if known is None else _whole(known)
     if tensor.dtype != torch.uint8:
         return TensorSet(tensor, known)
     if tensor.ndim == 4 and tensor.shape[1] not in (1, 3, 4) and tensor.shape[3] in (1, 3, 4):
         tensor = tensor.permute(0, 3, 1, 2).contiguous()
     return ImageSet(tensor, known)
+
+
+def _whole(labels: Tensor) -> Tensor:
+    """Labels as int64; numbers between the whole ones are refused."""
+    if labels.is_floating_point() and bool((broken := labels != labels.round()).any()):
+        raise DataError(f"labels are whole numbers, but one is {float(labels[broken][0])}; number the classes from 0")
+    return labels.long()
 
 
 def is_captions(value: Any) -> bool:

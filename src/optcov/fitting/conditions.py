@@ -15,6 +15,7 @@ from optcov.bundle.conditions import check_told
 from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets, fitted_to
 from optcov.fitting.batches import Conditioned, emptied
 from optcov.fitting.config import TrainingError
+from optcov.networks.classes import LABELS, takes_labels
 from optcov.prediction import check_condition, take
 
 Part = DataSet | Conditioned
@@ -67,9 +68,11 @@ def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator
                 f"labels; give labelled images, or say by empty_class which class stands for none"
             )
         known = bundle.told_labels(labels, part.name)
+    elif not known and part.labels is not None and takes_labels(bundle.unet):
+        known = {LABELS: part.labels}
     if not known:
         return part
-    known = check_told(known, len(part), bundle.name, bundle.classes, bundle.empty_condition)
+    known = check_told(known, len(part), bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
     if bundle.empty_condition:
         chosen = torch.rand(len(part), generator=generator) < share
         known = emptied(known, chosen, {name: value.cpu() for name, value in bundle.empty_condition.items()})

@@ -37,8 +37,8 @@ from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.sources import Model, open_foreign, open_model
 from optcov.fitting.spectra import SpectrumMeter
 from optcov.fitting.stage2 import CACHE_BYTES, fit_closed_form, train_heads
+from optcov.fitting.trial import try_network
 from optcov.identity import remember
-from optcov.prediction import condition_of
 from optcov.processes import accelerator, this_process
 from optcov.progress import track, track_training, watch_passes
 from optcov.schedule import Schedule, is_whole
@@ -169,20 +169,14 @@ class FitPlan:
         self.heads = [name for name in _names(heads) if not (name == "range" and bundle.network.learned_range)]
         self.loss = "mse" if settings.paper_exact else "gamma"
         kind = None if settings.kind == "auto" else settings.kind
-        first = torch.arange(1)
         if self.heads and bundle.network.backbone.tap is None:
             raise TrainingError(
                 f"{bundle.name} is a function without layers, so that heads have nothing to read; pass heads=() to "
                 f"measure the numbers per time alone, or give a torch module and the name of its output layer (layer=)"
             )
-        self.tasks = (
-            new_heads(
-                *(bundle.network, self.train.x_0(first), self.heads, kind, self.loss, settings.seed),
-                condition=condition_of(self.train, first),
-            )
-            if self.heads
-            else {}
-        )
+        example, told = try_network(bundle, self.train)
+        wanted = (self.heads, kind, self.loss, settings.seed)
+        self.tasks = new_heads(bundle.network, example, *wanted, condition=told) if self.heads else {}
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
@@ -359,7 +353,7 @@ def fit(
 
     model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
     bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
-    or function, or a denoiser D(x, sigma) that knows its sigma_data.
+    or function, or a denoiser D(x, sigma).
     data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
     condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
     out for the calibration, unless the data has a test part of its own.

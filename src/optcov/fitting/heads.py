@@ -13,6 +13,7 @@ from optcov.covariances import Covariance, Example, Regression, of_head
 from optcov.fitting.config import TrainingError
 from optcov.gaussian import mean_square
 from optcov.networks import BackboneOutput, ConvHead, DenseHead, Form, Head, HeadedNetwork, ResidualHead, TimedHead
+from optcov.networks.heads import HEADS
 from optcov.prediction import check_condition
 from optcov.schedule import Schedule
 
@@ -50,11 +51,11 @@ def new_heads(
     """Fresh heads by name ("sn", "npr", "range") that fit the network's features.
 
     example: data (1, *D) of the shape to come. kind: "timed" | "conv" | "residual" | "dense"; by default timed for
-    images with loss "gamma", conv for images with loss "mse", dense for vectors. loss: "gamma" gives exponential
-    outputs, "mse" the paper's linear ones; the learned range is a linear convolution head unless the others are
-    residual or dense. A normalisation starts as the backbone's own, if the tapped module is one. Where the backbone was
-    tapped at its output layer (`Backbone.of`), timed and conv heads have that layer's form. condition: what the network
-    is told about the example.
+    images with loss "gamma", conv for images with loss "mse", and so for vectors before a named output layer, else
+    dense. loss: "gamma" gives exponential outputs, "mse" the paper's linear ones; the learned range is a linear
+    convolution head unless the others are residual or dense. A normalisation starts as the backbone's own, if the
+    tapped module is one. Where the backbone was tapped at its output layer (`Backbone.of`), timed and conv heads have
+    that layer's form. condition: what the network is told about the example.
     """
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
@@ -65,12 +66,15 @@ def new_heads(
     with torch.no_grad():
         told = check_condition(condition, len(example))
         output = network.features(example, network.schedule.final_time, **told)
-    if (kind == "dense") != (example.ndim == 2) and kind is not None:
+    vectors, layered = example.ndim == 2, network.backbone.output_tap is not None
+    possible = ("timed", "conv") if vectors and layered else ("timed", "conv", "residual")
+    possible = ("dense", *(possible if layered else ())) if vectors else possible
+    if kind is not None and kind in HEADS and kind not in possible:
         raise TrainingError(
             f"heads of kind {kind!r} do not read features of shape {tuple(output.features.shape)}; "
             f"choose dense for vectors and timed, conv or residual for images"
         )
-    kind = kind or ("dense" if example.ndim == 2 else "timed" if loss == "gamma" else "conv")
+    kind = kind or ("dense" if vectors and not layered else "timed" if loss == "gamma" else "conv")
     tasks = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -27,6 +27,7 @@ from optcov.fitting.conditions import Part, open_parts
 from optcov.fitting.config import TrainingError
 from optcov.identity import digest, digest_tensors
 from optcov.networks import fingerprint
+from optcov.prediction import check_condition
 from optcov.progress import track
 
 LATENTS = "latents"  # the cache, in a directory of work
@@ -53,6 +54,7 @@ def foreign_parts(
         data, condition = data
     if condition is not None:  # which belongs to data in memory, and is split with it
         values = _encoded(model, as_set(data) if not isinstance(data, str | Path) else data, cache, progress)
+        condition = check_condition(condition, len(values))
         size = _picture_size(model, values) if _fits(model, condition, values) else None
         bundle = _bundle(model, values, size)
         return bundle, *open_parts(values, condition, held_out, bundle.image_shape, bundle.data_range, bundle.name)
@@ -137,6 +139,10 @@ def _encoded(model: ImportedModel, part: Any, cache: Path | None, progress: bool
     names = track(range(len(starts)), len(starts), "latents", "batches", show=progress)
     found = [_kept(cache, f"images-{digest(identity)[:16]}-{number:05d}", number, encode) for number in names]
     values = torch.cat([part["latents"] for part in found])
+    if not bool(values.isfinite().all()):
+        raise TrainingError(
+            f"the decoder of {model.source} turns images into NaN or infinity; check its weights, and its precision"
+        )
     return TensorSet(values, images.labels, images.name, images.captions)
 
 

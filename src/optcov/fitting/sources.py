@@ -15,7 +15,7 @@ from optcov.bundle.loading import bundle_of
 from optcov.bundle.weights import load_head, load_unet, read_json
 from optcov.checkpoints import ImportedModel, import_model
 from optcov.checkpoints.diffusers_models import is_bundle, is_diffusers
-from optcov.checkpoints.opening import import_denoiser, import_network, import_pipeline, load_pipeline
+from optcov.checkpoints.opening import import_denoiser, import_network, import_pipeline, is_denoiser, load_pipeline
 from optcov.fitting.config import TrainingError
 from optcov.fitting.stage1 import make_schedule
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument
@@ -63,12 +63,13 @@ def open_foreign(model: Model, layer: str | None = None, empty_class: int | None
         found = import_pipeline(model)
     elif isinstance(model, tuple) and len(model) in (2, 3) and _is_model(model[0]):
         found = import_network(model[0], model[1], model[2] if len(model) == 3 else None, layer)
-    elif isinstance(model, nn.Module) and hasattr(model, "sigma_data"):
+    elif is_denoiser(model):
         found = import_denoiser(model, layer)
     else:
+        shown = type(model).__name__ if callable(model) or isinstance(model, tuple) else repr(str(model)[:80])
         raise TrainingError(
-            f"model = {str(model)[:80]!r} is not a model that heads can be fitted on; give a directory, a bundle, a "
-            f"diffusers pipeline, (network, schedule, prediction_type), or a denoiser D(x, sigma) with its sigma_data"
+            f"model = {shown} is not a model that heads can be fitted on; give a directory, a bundle, a "
+            f"diffusers pipeline, (network, schedule, prediction_type), or a denoiser D(x, sigma)"
         )
     images_only = found is not None and found.decoder is None and type(found.unet).__name__ in PLAIN
     if found is None or images_only:

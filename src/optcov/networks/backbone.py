@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from optcov.identity import digest_tensors
 from optcov.networks.activation import Activation
-from optcov.networks.calls import call, condition_names
+from optcov.networks.calls import call, check_widths, condition_names
 from optcov.networks.taps import Tap, tap_of
 
 
@@ -105,11 +105,12 @@ class Backbone(nn.Module):
                 f"this {type(self.module).__name__} is conditional on a class, but no class is told; pass the "
                 f'condition "class_labels", a tensor with a whole number per image'
             )
-        weight = next(self.module.parameters(), x)
+        weight, given = next(self.module.parameters(), x), x.dtype
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
             condition = {name: _in_precision(value, weight.dtype) for name, value in condition.items()}
-        return self.watched(partial(call, self.module, x, time, condition), x)
+        seen = self.watched(partial(call, self.module, x, time, condition), x)
+        return _lifted(seen) if given != x.dtype == torch.float64 else seen  # heads are of the data's precision
 
     def watched(self, run: Callable[[], Tensor], x: Tensor) -> BackboneOutput:
         """What a run of the module gives, whoever calls it. x: the data it sees, (B, C, *D)."""
@@ -141,6 +142,7 @@ class Backbone(nn.Module):
                 f"{type(self.module).__name__} takes no condition {unknown[0]!r}; it takes "
                 f"{', '.join(taken or ()) or 'none'}"
             )
+        check_widths(self.module, condition)
 
     @contextmanager
     def _taps(self) -> Iterator[dict[str, Tensor]]:
@@ -185,7 +187,7 @@ def _in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _lifted(known: BackboneOutput) -> BackboneOutput:
-    """What a backbone in half precision gives, as float32, in which heads and variances are computed."""
+    """What a backbone in another precision gives, as float32, in which heads and variances are computed."""
     time = None if known.time_embedding is None else known.time_embedding.float()
     return BackboneOutput(known.output.float(), known.features.float(), time)
 

@@ -85,6 +85,22 @@ def example_of(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def check_widths(module: nn.Module, condition: Mapping[str, Tensor]) -> None:
+    """Refuse texts whose entries have other axes or another width than a network of diffusers takes."""
+    known = call_of(module)
+    shapes = {} if known is None or known.example is None else known.example(module.config)
+    for name in (_TEXT, _POOLED):
+        if name not in condition or name not in shapes:
+            continue
+        found, wanted = tuple(condition[name].shape[1:]), shapes[name]
+        if len(found) != len(wanted) or found[-1] != wanted[-1]:
+            told = ", ".join([*["any"] * (len(wanted) - 1), str(wanted[-1])]) + "," * (len(wanted) == 1)
+            raise ValueError(
+                f"condition {name!r} has entries of shape {found}, but {type(module).__name__} takes ({told}); encode "
+                f"texts by the encoders that it was trained with"
+            )
+
+
 def image_channels(module: nn.Module) -> tuple[int, int]:
     """Channels of the images that a network of diffusers takes and returns."""
     config: Any = module.config
@@ -161,7 +177,7 @@ def _flux(module: Any, x: Tensor, time: Tensor, condition: Mapping[str, Tensor])
 
 
 def _unet_example(config: Any) -> dict[str, tuple[int, ...]]:
-    width = config["cross_attention_dim"]
+    width = config.get("encoder_hid_dim") or config["cross_attention_dim"]
     told: dict[str, tuple[int, ...]] = {_TEXT: (2, width if isinstance(width, int) else width[-1])}
     if config["addition_embed_type"] == "text_time":
         sizes = 6 * config["addition_time_embed_dim"]

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 LABELS = "class_labels"  # the name that diffusers' networks take classes by
+
+
+def takes_labels(network: nn.Module) -> bool:
+    """Whether a network of somebody's own takes labels, by the name that diffusers' networks have for them."""
+    if isinstance(getattr(network, "config", None), Mapping):
+        return False
+    taken = inspect.signature(getattr(network, "function", network.forward)).parameters
+    return LABELS in taken
+
+
+def as_told(network: nn.Module, labels: Tensor, who: str) -> Tensor:
+    """Labels (B,) as a network of somebody's own takes them: one-hot for EDM's, which have a label_dim."""
+    length = getattr(network, "label_dim", None)
+    if type(length) is not int or length < 1 or labels.ndim != 1 or labels.is_floating_point():
+        return labels
+    strange = labels[(labels < 0) | (labels >= length)]
+    if len(strange):
+        raise ValueError(f"there is no class {int(strange[0])} in {who}; its classes are 0 to {length - 1}")
+    return torch.nn.functional.one_hot(labels.long(), length).float()
 
 
 def class_entries(network: nn.Module) -> int | None:

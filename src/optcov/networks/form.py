@@ -7,6 +7,7 @@ channels c:
 
     pqc    as DiT, PixArt and SD3 unpatchify
     cpq    as Flux packs its latents, and torch's pixel_shuffle
+    c      of data that are vectors (B, C): a linear layer, seen as k = p = 1 on a single position
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-ORDERS = ("pqc", "cpq")
+VECTORS = "c"
+ORDERS = ("pqc", "cpq", VECTORS)
 
 
 @final
@@ -42,6 +44,10 @@ class Form:
             raise ValueError(f"patch = {self.patch!r} of a head must be a whole number of pixels, 1 or more")
         if self.order not in ORDERS:
             raise ValueError(f"unknown order {self.order!r} of a head's channels; choose one of {', '.join(ORDERS)}")
+        if self.order == VECTORS and (self.kernel, self.patch) != (1, 1):
+            raise ValueError(
+                f"a head of vectors has neither kernel nor patch, got {self.kernel} and {self.patch}; use 1 and 1"
+            )
 
     def config(self) -> dict[str, Any]:
         """What differs from a 3x3 convolution to pixels, by name, as plain JSON values."""
@@ -49,7 +55,9 @@ class Form:
         return {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
 
     def pixels(self, channels: Tensor) -> Tensor:
-        """(B, p^2 C, h, w) -> (B, C, h p, w p)."""
+        """(B, p^2 C, h, w) -> (B, C, h p, w p), or (B, C) of vectors."""
+        if self.order == VECTORS:
+            return channels.flatten(1)
         if self.patch == 1:
             return channels
         count, _, height, width = channels.shape
@@ -62,6 +70,8 @@ class Form:
 
     def channels(self, pixels: Tensor) -> Tensor:
         """(B, C, h p, w p) -> (B, p^2 C, h, w), the inverse of `pixels`."""
+        if self.order == VECTORS:
+            return pixels[:, :, None, None]
         if self.patch == 1:
             return pixels
         count, _, height, width = pixels.shape

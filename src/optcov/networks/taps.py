@@ -18,7 +18,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from optcov.networks.form import Form
+from optcov.networks.form import VECTORS, Form
 
 FLUX_PACKING = 2  # the pipeline packs 2 x 2 latents into a token, outside of the network
 _MOST_NAMES = 12  # of layers that an error lists
@@ -85,7 +85,9 @@ class Tap:
         return seen.transpose(1, 2).reshape(len(seen), -1, height // side, width // side)
 
     def form(self, features: Tensor, x: Tensor) -> Form:
-        """The form of a head on features (B, F, h, w) for images x (B, C, H, W)."""
+        """The form of a head on features (B, F, h, w) for images x (B, C, H, W), or (B, F) for vectors (B, C)."""
+        if x.ndim == 2:
+            return Form(1, 1, VECTORS)
         (height, width), (rows, columns) = x.shape[2:], features.shape[2:]
         side = height // rows
         if (side * rows, side * columns) != (height, width) or self.patch not in (None, side):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from optcov.networks.activation import Activation, activated
-from optcov.networks.form import Form
+from optcov.networks.form import VECTORS, Form
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
@@ -126,6 +126,8 @@ class ConvolutionalHead(Head):
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
         """What the last layer sees."""
+        if self.form.order == VECTORS:
+            features = features[:, :, None, None]
         return features if self.norm is None else activated(self.norm, features, activation)
 
     def to_pixels(self, channels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optcov.networks.form import Form
+from optcov.networks.form import VECTORS, Form
 from optcov.networks.heads.base import ConvolutionalHead, optional_norm
 
 
@@ -92,10 +92,11 @@ class TimedHead(ConvolutionalHead):
         """Logarithm of gain times base."""
         hats = _hats(-_required(log_snr, "log_snr").to(self.log_scale), self.scale_levels)
         log_scale, log_gain = hats @ self.log_scale, hats @ self.log_gain
+        axes = (-1, 1) if self.form.order == VECTORS else (-1, 1, 1, 1)
         if self.base == "scale":
-            return (log_scale + log_gain)[:, None, None, None]
-        scale = log_scale.exp()[:, None, None, None]
-        return (_required(predicted, "the prediction").square() + scale).log() + log_gain[:, None, None, None]
+            return (log_scale + log_gain).reshape(axes)
+        scale = log_scale.exp().reshape(axes)
+        return (_required(predicted, "the prediction").square() + scale).log() + log_gain.reshape(axes)
 
     def squash(self, raw: Tensor) -> Tensor:
         """Bounded above by the ceiling."""
