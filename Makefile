@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Settings of the embedded model's second stage.
-FASHION_FIT := --images 12288 --measure-images 512
+FASHION_FIT := --images 12288 --measure-images 512 --flip
 FASHION_TRAJECTORY := --images 128 --times 200
 # One thread per process, unless the environment says otherwise: two test processes share two cores without fighting.
 OMP_NUM_THREADS ?= 1

@@ -78,7 +78,7 @@ def command(
     half: bool = typer.Option(
         True, help="Round a new noise predictor to float16 first, to store it in half the space."
     ),
-    flip: bool = typer.Option(True, help="Mirror images at random."),
+    flip: bool = typer.Option(False, help="Mirror images at random, if the network was trained so."),
     schedule: str | None = typer.Option(
         None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
     ),

@@ -78,7 +78,7 @@ class FitSettings:
     evaluations: int = 0
     batch_size: int = 64
     half: bool = True
-    flip: bool = True
+    flip: bool = False  # mirrored images are others than the network knows, unless it was trained on such
     seed: int = 0
     empty_class: int | None = None
     empty_share: float = 0.1
