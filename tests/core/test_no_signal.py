@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, cost_table, oracle, sample
-from optcov.covariances import BothUnits, Covariance
+from optcov.covariances import BothUnits, Covariance, number_at
 
 ZERO_TERMINAL = Schedule.from_betas(torch.cat([Schedule.linear().betas[:-1], torch.ones(1, dtype=torch.float64)]))
 BLIND = [Schedule.flow(), ZERO_TERMINAL]
@@ -40,13 +40,28 @@ def exact_numbers(schedule, velocity=True):
     }
 
 
+def white(covariance, schedule):
+    """Spectra without correlations: then a correlated covariance is its diagonal, and "spectral" is isotropic."""
+    if Covariance.registry[covariance].spectrum is None:
+        return {}
+    variance = exact_numbers(schedule)["mean_square_residual"].velocity if covariance == "spectral" else None
+
+    def powers(t):
+        level = 1.0 if variance is None else float(number_at(variance, t).flatten()[0])
+        return torch.full((2,), level, dtype=torch.float64)
+
+    return {"spectrum": powers}
+
+
 @pytest.mark.parametrize("kind", ["v_prediction", "flow_prediction", "sample"])
 @pytest.mark.parametrize("schedule", BLIND, ids=["flow", "zero terminal SNR"])
 @pytest.mark.parametrize("covariance", [name for name, kind in Covariance.registry.items() if kind.head])
 def test_heads_give_the_exact_step_from_pure_noise(covariance, schedule, kind):
     t, s = schedule.final_time, schedule.grid([400])[0]
     forward = ForwardProcess(schedule)
-    process = ReverseProcess(DATA.network(schedule, prediction_type=kind), forward, covariance, None)
+    process = ReverseProcess(
+        DATA.network(schedule, prediction_type=kind), forward, covariance, None, **white(covariance, schedule)
+    )
     step, exact = process.step(points(), t, s), DATA.reverse_moments(points(), forward, t, s)
     torch.testing.assert_close(step.mean, exact.mean, rtol=1e-9, atol=1e-9)
     assert bool(step.variance.isfinite().all())
@@ -80,7 +95,8 @@ def test_a_batch_may_mix_times_with_and_without_signal(covariance):
 @pytest.mark.parametrize("schedule", BLIND, ids=["flow", "zero terminal SNR"])
 def test_every_covariance_samples_from_pure_noise(schedule, covariance):
     network = ONE.network(schedule, prediction_type="v_prediction")
-    process = ReverseProcess(network, ForwardProcess(schedule), covariance, None, **exact_numbers(schedule, False))
+    numbers = {**exact_numbers(schedule, False), **white(covariance, schedule)}
+    process = ReverseProcess(network, ForwardProcess(schedule), covariance, None, **numbers)
     drawn = sample(process, Trajectory.even(schedule, 8), (3000, 2))
     assert bool(drawn.isfinite().all())
     if covariance not in ("beta_tilde", "beta", "range"):

@@ -93,7 +93,7 @@ def said(place: Path) -> dict[str, tuple[Said, Said]]:
 
 
 def test_every_command_is_tried() -> None:
-    assert set(RUNS) == set(MISTAKES) == set(COMMANDS)
+    assert set(RUNS) == set(MISTAKES) == set(COMMANDS) - {"play"}  # which serves until it is ended: test_play.py
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "info"])  # which does nothing but tell

@@ -31,13 +31,16 @@ class Recommendation:
 
 
 def possible_covariances(bundle: Bundle) -> list[str]:
-    """Names of those whose head and whose number per time are there, or that need none."""
+    """Names of those whose head, number per time and spectrum are there, or that need none."""
     heads = {*bundle.heads, *(["range"] if bundle.network.learned_range else [])}
     numbers = set() if bundle.numbers is None else set(bundle.numbers.tensors())
+    spectra = set() if bundle.spectra is None else set(bundle.spectra.powers)
     return [
         name
         for name, kind in Covariance.registry.items()
-        if (kind.head is None or kind.head in heads) and (kind.number is None or kind.number in numbers)
+        if (kind.head is None or kind.head in heads)
+        and (kind.number is None or kind.number in numbers)
+        and (kind.spectrum is None or kind.spectrum in spectra)
     ]
 
 

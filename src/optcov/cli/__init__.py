@@ -92,7 +92,7 @@ class TaskGroup(TyperGroup):
         lines = ["Usage: optcov COMMAND [OPTIONS]", "", SUMMARY, ""]
         for task, commands in TASKS.items():
             lines += [task, *(f"  {name:11} {what}" for name, what in commands.items())]
-        lines += ["", "Start by: optcov demo. Each command explains itself, as in: optcov sample --help"]
+        lines += ["Start by: optcov demo. Each command explains itself, as in: optcov sample --help"]
         formatter.write("\n".join(lines) + "\n")
 
 

@@ -82,7 +82,7 @@ def command(
     """Draw images by any method of the paper, or by a peer of diffusers.
 
     In discrete time: DDPM, beta-tilde; DDPM, beta; A-DDPM; NPR-DDPM; SN-DDPM; DDIM; A-DDIM; NPR-DDIM; SN-DDIM;
-    OCM-DDPM; OCM-DDIM; Improved DDPM.
+    OCM-DDPM; OCM-DDIM; Spectral-DDPM; Spectral-DDIM; CNPR-DDPM; CNPR-DDIM; CSN-DDPM; CSN-DDIM; Improved DDPM.
 
     In continuous time: Euler-Maruyama; Ancestral sampling; Probability flow; A-DPM; NPR-DPM; SN-DPM; Gotta Go Fast.
 

@@ -18,7 +18,7 @@ class BetaTilde(Covariance):
     name = "beta_tilde"
     structure = "isotropic"
     bounded = False
-    rows = (Row("DDPM, beta-tilde", 1.0), Row("DDIM", 0.0, clip_mean=False))
+    rows = (Row("DDPM, beta-tilde", 1.0), Row("DDIM", 0.0))
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         return Isotropic(torch.zeros((), dtype=torch.float64))

@@ -61,9 +61,10 @@ class SpectrumMeter:
                 raise TrainingError(
                     f"the spectrum {name!r} of the residuals at time {t} is not finite; check the heads"
                 )
-        self._means[t] = dict(means)
+        kept = {name: mean.float() for name, mean in means.items()}
+        self._means[t] = {name: mean.double() for name, mean in kept.items()}  # as they come back from the disk
         if directory is not None:
-            write_tensors(_file(directory, t), {name: mean.float() for name, mean in means.items()})
+            write_tensors(_file(directory, t), kept)
 
     def recall(self, t: float, directory: Path | None) -> bool:
         """Whether the means of a time are at hand, or on disk."""
