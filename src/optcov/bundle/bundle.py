@@ -333,7 +333,7 @@ class Bundle:
     ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
-        paper_exact: clip x0_hat as the paper does. False: as `sample` does, which is chosen for images (docs/clipping.md).
+        paper_exact: clip x0_hat as the paper does. False: as `sample` does, by choice for images (docs/clipping.md).
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
         guidance: how far the mean moves from that without a condition; 1 leaves it as the network says it.
         """

@@ -31,7 +31,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
         "import": "one of the paper's checkpoints, or a diffusers model, as a bundle",
         "sample": "images by any method; --compare and --variance-map make pictures",
         "bpd": "bits/dim of images, for every covariance and number of steps",
-        "restore": "an image from a damaged one, with its uncertainty: mask, blur, size",
+        "restore": "an image from a damaged one, with its uncertainty: mask, blur",
         "trajectory": "the times that make the bound least, kept in the bundle",
     },
     "Train one, and measure": {
