@@ -174,9 +174,9 @@ class FitPlan:
                 f"{bundle.name} is a function without layers, so that heads have nothing to read; pass heads=() to "
                 f"measure the numbers per time alone, or give a torch module and the name of its output layer (layer=)"
             )
-        example, told = try_network(bundle, self.train)
-        wanted = (self.heads, kind, self.loss, settings.seed)
-        self.tasks = new_heads(bundle.network, example, *wanted, condition=told) if self.heads else {}
+        example, output = try_network(bundle, self.train)
+        chosen = (self.heads, kind, self.loss, settings.seed)
+        self.tasks = new_heads(bundle.network, example, *chosen, output=output) if self.heads else {}
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
