@@ -467,3 +467,27 @@ def test_a_spoilt_unet_of_images_is_named() -> None:
     pipeline.unet.conv_out.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="conv_out.weight of UNet2DModel holds NaN or infinite numbers"):
         optcov.fit(pipeline, tiny.images(12, 8), half=False, **QUICK)
+
+
+def test_labels_out_of_range_are_refused_before_anything_is_encoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numpy as np
+
+    tiny.pipeline("dit").save_pretrained(tmp_path / "model")
+    np.savez(tmp_path / "data.npz", images=tiny.images(12).numpy(), labels=np.arange(12) + 995)
+    before = sorted(tmp_path.iterdir())
+    said = CommandLine(capsys)("fit", tmp_path / "model", tmp_path / "data.npz", "--out", tmp_path / "bundle")
+    assert said.code == 2
+    assert "has images of class 1000, but the 1000 classes of model are 0 to 999" in " ".join(said.err.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_scheduler_is_named_once_where_it_has_no_schedule() -> None:
+    from diffusers import IPNDMScheduler, ScoreSdeVeScheduler
+
+    unet = tiny.pipeline("ddpm").unet
+    with pytest.raises(ValueError, match=r"^ScoreSdeVeScheduler has no noise schedule"):
+        optcov.fit((unet, ScoreSdeVeScheduler()), tiny.images(12, 8), **QUICK)
+    with pytest.raises(ValueError, match=r"^IPNDMScheduler gives no noise schedule: betas\[0\]"):
+        optcov.fit((unet, IPNDMScheduler()), tiny.images(12, 8), **QUICK)

@@ -27,6 +27,7 @@ from optcov.fitting.conditions import Part, open_parts
 from optcov.fitting.config import TrainingError
 from optcov.identity import digest, digest_tensors
 from optcov.networks import fingerprint
+from optcov.networks.classes import LABELS, class_entries
 from optcov.prediction import check_condition
 from optcov.progress import track
 
@@ -64,6 +65,8 @@ def foreign_parts(
     for part in parts:  # before anything is encoded
         if part is not None and model.words is not None:
             _require_captions(model, part)
+        if part is not None and part.labels is not None:
+            _require_classes(model, part.labels, part.name)
     encoded = [None if part is None else _encoded(model, part, cache, progress) for part in parts]
     first = encoded[0]
     assert first is not None
@@ -190,6 +193,19 @@ def _require_captions(model: ImportedModel, part: DataSet) -> None:
         raise TrainingError(
             f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "
             f"folder with a metadata.csv of file_name and text, or condition="
+        )
+
+
+def _require_classes(model: ImportedModel, labels: Tensor, whose: str) -> None:
+    entries, empty = class_entries(model.unet), model.empty_condition.get(LABELS)
+    if entries is None:
+        return
+    known = [label for label in range(entries) if empty is None or label != int(empty)]
+    strange = labels[~torch.isin(labels.cpu(), torch.tensor(known))]
+    if len(strange):
+        raise TrainingError(
+            f"{whose} has images of class {int(strange[0])}, but the {len(known)} classes of {model.source} are "
+            f"{known[0]} to {known[-1]}; number the classes as the model was trained"
         )
 
 
