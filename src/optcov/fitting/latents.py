@@ -6,7 +6,9 @@ weights of the encoder, the images and their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,21 @@ from optcov.progress import track
 LATENTS = "latents"  # the cache, in a directory of work
 SLACK = 1e-3
 PART = 64  # images that are encoded and kept together
+
+
+@contextmanager
+def unless_refused(cache: Path | None) -> Iterator[None]:
+    """Remove a cache that is new if what it was made for is refused, with the directory that was made for it."""
+    fresh = [] if cache is None else [place for place in (cache, cache.parent) if not place.exists()]
+    try:
+        yield
+    except ValueError:
+        for place in fresh:
+            if place == cache:
+                shutil.rmtree(place, ignore_errors=True)
+            elif place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
+        raise
 
 
 def foreign_parts(
