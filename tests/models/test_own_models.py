@@ -467,3 +467,50 @@ def test_a_spoilt_unet_of_images_is_named() -> None:
     pipeline.unet.conv_out.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="conv_out.weight of UNet2DModel holds NaN or infinite numbers"):
         optcov.fit(pipeline, tiny.images(12, 8), half=False, **QUICK)
+
+
+def test_labels_out_of_range_are_refused_before_anything_is_encoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numpy as np
+
+    tiny.pipeline("dit").save_pretrained(tmp_path / "model")
+    np.savez(tmp_path / "data.npz", images=tiny.images(12).numpy(), labels=np.arange(12) + 995)
+    before = sorted(tmp_path.iterdir())
+    said = CommandLine(capsys)("fit", tmp_path / "model", tmp_path / "data.npz", "--out", tmp_path / "bundle")
+    assert said.code == 2
+    assert "has images of class 1000, but the 1000 classes of model are 0 to 999" in " ".join(said.err.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_scheduler_is_named_once_where_it_has_no_schedule() -> None:
+    from diffusers import IPNDMScheduler, ScoreSdeVeScheduler
+
+    unet = tiny.pipeline("ddpm").unet
+    with pytest.raises(ValueError, match=r"^ScoreSdeVeScheduler has no noise schedule"):
+        optcov.fit((unet, ScoreSdeVeScheduler()), tiny.images(12, 8), **QUICK)
+    with pytest.raises(ValueError, match=r"^IPNDMScheduler gives no noise schedule: betas\[0\]"):
+        optcov.fit((unet, IPNDMScheduler()), tiny.images(12, 8), **QUICK)
+
+
+def test_what_is_refused_after_its_images_were_encoded_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numpy as np
+
+    tiny.pipeline("dit").save_pretrained(tmp_path / "model")
+    np.savez(tmp_path / "large.npz", images=tiny.images(12, 32).numpy(), labels=np.arange(12))
+    np.savez(tmp_path / "data.npz", images=tiny.images(12).numpy(), labels=np.arange(12))
+    before, optcov_ = sorted(tmp_path.iterdir()), CommandLine(capsys)
+    said = optcov_("fit", tmp_path / "model", tmp_path / "large.npz", "--out", tmp_path / "bundle")
+    assert (said.code, "takes latents of shape (4, 8, 8)" in " ".join(said.err.split())) == (2, True)
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(ValueError, match="takes latents of shape"):
+        optcov.fit(tiny.pipeline("dit"), tiny.images(12, 32), work=tmp_path / "work", **QUICK)
+    assert sorted(tmp_path.iterdir()) == before
+    options = ["--images", 8, "--measure-images", 2, "--times", 3, "--calibration-samples", 0, "--batch-size", 4]
+    command = ("fit", tmp_path / "model", tmp_path / "data.npz", "--out", tmp_path / "bundle")
+    run(*command, *options)
+    run(*command, *options)  # is there already
+    assert optcov_(*command, *options, "--seed", 1).code == 2  # another fit in its place
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "bundle"])

@@ -227,7 +227,8 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
     try:
         schedule = Schedule.from_diffusers(scheduler)
     except ValueError as error:
-        raise CheckpointError(f"{type(scheduler).__name__} gives no noise schedule: {error}") from error
+        name, reason = type(scheduler).__name__, str(error)
+        raise CheckpointError(reason if name in reason else f"{name} gives no noise schedule: {reason}") from error
     kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
     if kind not in PREDICTIONS:
         raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")

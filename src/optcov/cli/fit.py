@@ -98,16 +98,19 @@ def command(
     from optcov.bundle.sampler import suggested_method
     from optcov.fitting.fit import FitPlan, FitSettings
     from optcov.fitting.fit_run import FitRun
+    from optcov.fitting.latents import unless_refused
     from optcov.processes import this_process
 
     settings = settings_of(FitSettings, context)
     Bundle.check_target(out)
     cache = out.with_name(f"{out.name}.latents")  # of models of latents; it goes with the end of the fit
     chosen = [] if heads == "none" else names(heads)
-    plan = FitPlan(source, data, chosen, settings, schedule, cache=cache)
-    tell_left_out(plan.bundle)
-    run = FitRun(out, plan.identity, overwrite)
+    with unless_refused(cache):
+        plan = FitPlan(source, data, chosen, settings, schedule, cache=cache)
+        tell_left_out(plan.bundle)
+        run = FitRun(out, plan.identity, overwrite)
     if run.finished:
+        shutil.rmtree(cache, ignore_errors=True)
         announce(f"{out} is this very fit already: nothing to do (--overwrite fits it again)")
         run.clean()
     else:

@@ -53,10 +53,10 @@ def share_out(settings: FitSettings, times: int) -> Share:
 
 def evaluations(plan: FitPlan) -> int:
     """Network evaluations of a plan, counted in images; those of heads that train by steps included."""
-    settings, count = plan.settings, 0
+    settings, count = plan.settings, 1  # to see that it runs, and the shape of its features
     if plan.tasks:
         steps = max(1, round(settings.images / settings.batch_size)) if plan.closed_form else settings.steps
-        count += 1 + steps * settings.batch_size  # and one to see the shape of the features
+        count += steps * settings.batch_size
     count += len(plan.grid) * min(settings.measure_images, len(plan.train))
     if plan.test is not None and plan.calibrated:
         count += calibration_batches(settings.calibration_samples) * BATCH

@@ -30,7 +30,7 @@ from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
-from optcov.fitting.latents import LATENTS, foreign_parts
+from optcov.fitting.latents import LATENTS, foreign_parts, unless_refused
 from optcov.fitting.loop import mixed_precision
 from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, smoothed, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
@@ -174,9 +174,9 @@ class FitPlan:
                 f"{bundle.name} is a function without layers, so that heads have nothing to read; pass heads=() to "
                 f"measure the numbers per time alone, or give a torch module and the name of its output layer (layer=)"
             )
-        example, told = try_network(bundle, self.train)
-        options = (self.heads, kind, self.loss, settings.seed)
-        self.tasks = new_heads(bundle.network, example, *options, condition=told) if self.heads else {}
+        example, output = try_network(bundle, self.train)
+        chosen = (self.heads, kind, self.loss, settings.seed)
+        self.tasks = new_heads(bundle.network, example, *chosen, output=output) if self.heads else {}
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
@@ -375,7 +375,9 @@ def fit(
     """
     kept = None if work is None else check_path(work)  # refused before anything is opened
     options = FitSettings.of({"images": images, "seed": seed, **settings})
-    plan = FitPlan(model, data, heads, options, schedule, condition, layer, kept and kept / LATENTS, progress)
+    cache = None if kept is None else kept / LATENTS
+    with unless_refused(cache):
+        plan = FitPlan(model, data, heads, options, schedule, condition, layer, cache, progress)
     if kept is None:
         return plan.run(None, progress)
     with directory_lock(kept) if this_process().is_main_process else nullcontext():

@@ -47,6 +47,7 @@ def new_heads(
     loss: str = "gamma",
     seed: int = 0,
     condition: Mapping[str, Tensor] | None = None,
+    output: BackboneOutput | None = None,
 ) -> dict[str, HeadTask]:
     """Fresh heads by name ("sn", "npr", "range") that fit the network's features.
 
@@ -55,7 +56,8 @@ def new_heads(
     dense. loss: "gamma" gives exponential outputs, "mse" the paper's linear ones; the learned range is a linear
     convolution head unless the others are residual or dense. A normalisation starts as the backbone's own, if the
     tapped module is one. Where the backbone was tapped at its output layer (`Backbone.of`), timed and conv heads have
-    that layer's form. condition: what the network is told about the example.
+    that layer's form. condition: what the network is told about the example. output: what it gives for it, if that is
+    known already.
     """
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
@@ -63,9 +65,10 @@ def new_heads(
     for name, covariance in kinds.items():
         if covariance.target_can_be_negative and not covariance.target_spread_known and loss == "gamma":
             raise TrainingError(f'the target of the head {name!r} can be negative, which loss "gamma" cannot fit')
-    with torch.no_grad():
-        told = check_condition(condition, len(example))
-        output = network.features(example, network.schedule.final_time, **told)
+    if output is None:
+        with torch.no_grad():
+            told = check_condition(condition, len(example))
+            output = network.features(example, network.schedule.final_time, **told)
     vectors, layered = example.ndim == 2, network.backbone.output_tap is not None
     possible = ("timed", "conv") if vectors and layered else ("timed", "conv", "residual")
     possible = ("dense", *(possible if layered else ())) if vectors else possible

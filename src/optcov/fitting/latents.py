@@ -6,7 +6,9 @@ weights of the encoder, the images and their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,28 @@ from optcov.fitting.conditions import Part, open_parts
 from optcov.fitting.config import TrainingError
 from optcov.identity import digest, digest_tensors
 from optcov.networks import fingerprint
+from optcov.networks.classes import LABELS, class_entries
 from optcov.prediction import check_condition
 from optcov.progress import track
 
 LATENTS = "latents"  # the cache, in a directory of work
 SLACK = 1e-3
 PART = 64  # images that are encoded and kept together
+
+
+@contextmanager
+def unless_refused(cache: Path | None) -> Iterator[None]:
+    """Remove a cache that is new if what it was made for is refused, with the directory that was made for it."""
+    fresh = [] if cache is None else [place for place in (cache, cache.parent) if not place.exists()]
+    try:
+        yield
+    except ValueError:
+        for place in fresh:
+            if place == cache:
+                shutil.rmtree(place, ignore_errors=True)
+            elif place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
+        raise
 
 
 def foreign_parts(
@@ -64,6 +82,8 @@ def foreign_parts(
     for part in parts:  # before anything is encoded
         if part is not None and model.words is not None:
             _require_captions(model, part)
+        if part is not None and part.labels is not None:
+            _require_classes(model, part.labels, part.name)
     encoded = [None if part is None else _encoded(model, part, cache, progress) for part in parts]
     first = encoded[0]
     assert first is not None
@@ -190,6 +210,19 @@ def _require_captions(model: ImportedModel, part: DataSet) -> None:
         raise TrainingError(
             f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "
             f"folder with a metadata.csv of file_name and text, or condition="
+        )
+
+
+def _require_classes(model: ImportedModel, labels: Tensor, whose: str) -> None:
+    entries, empty = class_entries(model.unet), model.empty_condition.get(LABELS)
+    if entries is None:
+        return
+    known = [label for label in range(entries) if empty is None or label != int(empty)]
+    strange = labels[~torch.isin(labels.cpu(), torch.tensor(known))]
+    if len(strange):
+        raise TrainingError(
+            f"{whose} has images of class {int(strange[0])}, but the {len(known)} classes of {model.source} are "
+            f"{known[0]} to {known[-1]}; number the classes as the model was trained"
         )
 
 

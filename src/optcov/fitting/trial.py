@@ -9,6 +9,7 @@ from optcov.bundle import Bundle
 from optcov.fitting.batches import Conditioned
 from optcov.fitting.conditions import Part
 from optcov.fitting.config import TrainingError
+from optcov.networks import BackboneOutput
 from optcov.networks.unet_config import brief
 from optcov.prediction import condition_of
 
@@ -16,8 +17,8 @@ from optcov.prediction import condition_of
 CALLING_ERRORS = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
 
 
-def try_network(bundle: Bundle, part: Part) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run the network on the first data point, and return that with its condition, each (1, ...)."""
+def try_network(bundle: Bundle, part: Part) -> tuple[Tensor, BackboneOutput]:
+    """Run the network on the first data point, and return that, (1, *D), and what the network gives."""
     _require_finite(part)
     first, module = torch.arange(1), bundle.unet
     x_0 = part.x_0(first)
@@ -25,7 +26,7 @@ def try_network(bundle: Bundle, part: Part) -> tuple[Tensor, dict[str, Tensor]]:
     x_0, told = x_0.to(device), {name: value.to(device) for name, value in condition_of(part, first).items()}
     try:
         with torch.no_grad():
-            output = bundle.network.features(x_0, bundle.network.native_schedule.final_time, **told)
+            output: BackboneOutput = bundle.network.features(x_0, bundle.network.native_schedule.final_time, **told)
     except torch.OutOfMemoryError:
         raise
     except CALLING_ERRORS as error:
@@ -37,7 +38,7 @@ def try_network(bundle: Bundle, part: Part) -> tuple[Tensor, dict[str, Tensor]]:
         ) from error
     if not bool(output.output.isfinite().all()):
         _name_the_cause(module)
-    return x_0, told
+    return x_0, output
 
 
 def _require_finite(part: Part) -> None:
