@@ -28,7 +28,7 @@ BATCH = 50
 @torch.no_grad()
 def bits(bundle: Bundle, method: str, x_0: Tensor, labels: Tensor | None, steps: int) -> Tensor:
     """The bound of each image, (n,)."""
-    process = bundle.reverse_process(method, all_heads=False, paper_exact=True)
+    process = bundle.reverse_process(method, all_heads=False)
     trajectory = bundle.trajectory(steps)
     parts = []
     for index in torch.arange(len(x_0)).split(BATCH):

@@ -23,9 +23,9 @@ from optcov.metrics.frechet import jackknife_error
 
 METHODS = ("DDIM", "NPR-DDIM", "SN-DDIM", "DDPM, beta-tilde", "NPR-DDPM", "SN-DDPM")
 CONVENTIONS: dict[str, dict[str, Any]] = {
-    "paper": {"paper_exact": True},
-    "re-derived": {"paper_exact": True, "use_clipped_model_output": True},
-    "not clipped": {"paper_exact": True, "clip_mean": False},
+    "paper": {},
+    "re-derived": {"use_clipped_model_output": True},
+    "not clipped": {"clip_mean": False},
 }
 BATCH = 100
 

@@ -46,9 +46,6 @@ class Method:
     a bundle may replace by that of its data set; hand-crafted covariances are sampled without it, as the paper's
     baselines are. convention is that of a solver's steps (optcov.solvers): the paper ran score_sde's own code for its
     rows, so they step as that does; dataclasses.replace(method, convention="exact") ends at the right time instead.
-
-    `forward` and `reverse_process` compose the row as the paper has it. clip_mean and use_clipped_model_output are what
-    is chosen for images (docs/clipping.md): a bundle steps by them unless it is asked for paper_exact.
     """
 
     name: str
@@ -58,14 +55,6 @@ class Method:
     solver: str | None = None
     noise_cap: float | None = None
     convention: str = "exact"
-    clip_mean: bool = True
-    use_clipped_model_output: bool | None = None
-
-    def clipping(self, paper_exact: bool = False) -> dict[str, Any]:
-        """Options of ReverseProcess by which images are drawn: those chosen for images, or none as in the paper."""
-        if paper_exact:
-            return {}
-        return {"clip_mean": self.clip_mean, "use_clipped_model_output": self.use_clipped_model_output}
 
     @property
     def adaptive(self) -> bool:
@@ -140,12 +129,7 @@ class _Methods(Mapping[str, Method]):
 
     def _all(self) -> dict[str, Method]:
         found = [
-            Method(
-                *(row.name, row.continuous, row.eta, kind.name),
-                noise_cap=row.noise_cap,
-                clip_mean=row.clip_mean,
-                use_clipped_model_output=row.use_clipped_model_output,
-            )
+            Method(row.name, row.continuous, row.eta, kind.name, noise_cap=row.noise_cap)
             for kind in Covariance.registry.values()
             for row in kind.rows
         ]

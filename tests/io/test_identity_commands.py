@@ -125,7 +125,7 @@ COMMANDS = {
             "--heads npr,range": r"the fitted heads changed from \(npr\) to \(npr, range\)",
             "--times 4": "the times changed from 3 to 4",
             "--measure-images 5": "the measure images changed from 4 to 5",
-            "--no-flip": "the flip changed from True to False",
+            "--flip": "the flip changed from False to True",
             "--kind conv": "the kind changed from auto to conv",
             "--kind residual": "the kind changed from auto to residual",
             "--paper-exact": "the loss changed from gamma to mse",

@@ -67,7 +67,7 @@ def test_png_files_are_the_images_that_the_library_draws(bundles, tmp_path, optc
     assert done["settings"]["method"] == DEFAULT_METHOD
     bundle = small_bundle(Schedule.linear(50))
     drawn = sample(
-        bundle.reverse_process(DEFAULT_METHOD, paper_exact=False),
+        bundle.reverse_process(DEFAULT_METHOD),
         bundle.trajectory(4),
         (5, *SHAPE),
         noise_cap=bundle.noise_cap(DEFAULT_METHOD),

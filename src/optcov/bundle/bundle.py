@@ -328,12 +328,10 @@ class Bundle:
         *,
         all_heads: bool = True,
         guidance: float = 1.0,
-        paper_exact: bool = True,
         **options: Any,
     ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
-        paper_exact: clip x0_hat as the paper does. False: as `sample` does, by choice for images (docs/clipping.md).
         all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
         guidance: how far the mean moves from that without a condition; 1 leaves it as the network says it.
         """
@@ -342,7 +340,6 @@ class Bundle:
         options = {
             "covariance": row.covariance,
             "data_range": self.data_range,
-            **row.clipping(paper_exact),
             **options,
         }
         covariance = options["covariance"]

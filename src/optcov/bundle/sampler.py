@@ -37,8 +37,7 @@ class Sampler:
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i. guidance: how
     far the mean moves from that without a condition; 1 for not at all.
     ocm_probes: of OCM-DDPM and OCM-DDIM, so many probes of the Jacobian at each step in the place of a fitted head.
-    paper_exact: clip x0_hat as the paper does, and not as is chosen for images (docs/clipping.md). clip_mean and
-    use_clipped_model_output, of `ReverseProcess`, win over either.
+    clip_mean, use_clipped_model_output: those of `ReverseProcess`; None clips as the paper does (docs/clipping.md).
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -60,7 +59,6 @@ class Sampler:
         condition: Mapping[str, Tensor] | None = None,
         guidance: float = 1.0,
         ocm_probes: int | None = None,
-        paper_exact: bool = False,
         clip_mean: bool | None = None,
         use_clipped_model_output: bool | None = None,
     ):
@@ -73,8 +71,8 @@ class Sampler:
         self.trajectory: Trajectory | None = None
         self.matched: MatchedNoise | None = None
         if self.method.covariance is not None:
-            self.clipping = self._clipping(paper_exact, clip_mean, use_clipped_model_output)
-            options = {"ocm_probes": ocm_probes, "guidance": guidance, "paper_exact": True, **self.clipping}
+            self.clipping = _clipping(clip_mean, use_clipped_model_output)
+            options = {"ocm_probes": ocm_probes, "guidance": guidance, **self.clipping}
             self.process = model.reverse_process(self.method, all_heads=False, **options)
             if isinstance(trajectory, str):
                 trajectory = model.trajectory(steps, trajectory, self.method.name)
@@ -105,17 +103,6 @@ class Sampler:
                 f"guidance = {guidance} moves towards a condition, but none is given; pass labels or a condition"
             )
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
-
-    def _clipping(
-        self, paper_exact: bool, clip_mean: bool | None, use_clipped_model_output: bool | None
-    ) -> dict[str, Any]:
-        """The method's own way to clip, or the paper's, and what the caller says himself."""
-        if not isinstance(paper_exact, bool):
-            raise ValueError(f"paper_exact = {paper_exact!r} is not a switch; pass True or False")
-        told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
-        chosen = {**self.method.clipping(paper_exact), **{name: v for name, v in told.items() if v is not None}}
-        usual = {"clip_mean": True, "use_clipped_model_output": None}  # which are the paper's
-        return {name: value for name, value in chosen.items() if value != usual[name]}
 
     @property
     def adaptive(self) -> bool:
@@ -215,7 +202,7 @@ def draw_many(
     if unknown:
         raise ValueError(
             f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, trajectory, noise_cap, "
-            f"last_step, tolerance, ocm_probes, paper_exact, clip_mean and use_clipped_model_output"
+            f"last_step, tolerance, ocm_probes, clip_mean and use_clipped_model_output"
         )
     condition = check_condition(with_labels(condition, labels, n), n)
     sampler = Sampler(
@@ -228,6 +215,12 @@ def draw_many(
         x_0 = sampler.draw(indices).x_0
         parts.append((bundle.decode(x_0) if decode else x_0).cpu())
     return torch.cat(parts)
+
+
+def _clipping(clip_mean: bool | None, use_clipped_model_output: bool | None) -> dict[str, Any]:
+    """Options of ReverseProcess, without those that are the paper's."""
+    told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
+    return {name: value for name, value in told.items() if value is not None and (name, value) != ("clip_mean", True)}
 
 
 def with_labels(condition: Mapping[str, Tensor] | None, labels: Any, count: int) -> Mapping[str, Tensor] | None:

@@ -66,9 +66,7 @@ def command(
     ocm_probes: int | None = typer.Option(
         None, help="Of OCM-DDPM and OCM-DDIM: probe the Jacobian so often at each step, in the place of a fitted head."
     ),
-    paper_exact: bool = typer.Option(
-        False, "--paper-exact", help="Clip x0_hat as the paper does, not as is chosen for images."
-    ),
+    no_clip: bool = typer.Option(False, "--no-clip", help="Clip x0_hat in the last step only; see docs/clipping.md."),
     compare: bool = typer.Option(
         False, "--compare", help="One picture: methods as rows, steps as columns, same noise."
     ),
@@ -115,7 +113,7 @@ def command(
         return
     options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
     options |= {"condition": labels_in_rows(labels, n, ROW), "guidance": guidance}
-    options |= {"ocm_probes": ocm_probes, "paper_exact": paper_exact}
+    options |= {"ocm_probes": ocm_probes, "clip_mean": False if no_clip else None}
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps), *_words(classes, guidance))
     times = f" ({trajectory})" if sampler.trajectory else ""

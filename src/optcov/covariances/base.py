@@ -42,25 +42,19 @@ class BothUnits:
 @final
 @dataclass(frozen=True)
 class Row:
-    """One row of METHODS that steps by a covariance.
-
-    clip_mean, use_clipped_model_output: how images are drawn by it, unless the paper's way is asked for; see
-    docs/clipping.md.
-    """
+    """One row of METHODS that steps by a covariance."""
 
     name: str
     eta: float = 1.0
     continuous: bool = False
     noise_cap: float | None = None  # the paper's y, in 8-bit levels
-    clip_mean: bool = True
-    use_clipped_model_output: bool | None = None
 
 
 def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
     """The rows that an estimated covariance has in the paper: LETTER-DDPM, LETTER-DDIM and LETTER-DPM."""
     return (
         Row(f"{letter}-DDPM", 1.0, noise_cap=noise_cap),
-        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap, clip_mean=False),
+        Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap),
         Row(f"{letter}-DPM", 1.0, continuous=True, noise_cap=2 * noise_cap),
     )
 

@@ -49,7 +49,7 @@ class SpectralResidual(BySpectrum):
 
     name = "spectral"
     spectrum = "residual"
-    rows = (Row("Spectral-DDPM", 1.0, noise_cap=1.0), Row("Spectral-DDIM", 0.0, noise_cap=1.0, clip_mean=False))
+    rows = (Row("Spectral-DDPM", 1.0, noise_cap=1.0), Row("Spectral-DDIM", 0.0, noise_cap=1.0))
 
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
         power = self.powers.power(prediction.t, prediction.x_t)
@@ -93,7 +93,7 @@ class CorrelatedResidual(_CorrelatedHead):
     spectrum = "npr"
     unit = "velocity"
     base = Residual
-    rows = (Row("CNPR-DDPM", 1.0, noise_cap=1.0), Row("CNPR-DDIM", 0.0, noise_cap=1.0, clip_mean=False))
+    rows = (Row("CNPR-DDPM", 1.0, noise_cap=1.0), Row("CNPR-DDIM", 0.0, noise_cap=1.0))
 
 
 @final
@@ -105,4 +105,4 @@ class CorrelatedSquaredNoise(_CorrelatedHead):
     spectrum = "sn"
     unit = "velocity"
     base = SquaredNoise
-    rows = (Row("CSN-DDPM", 1.0, noise_cap=1.0), Row("CSN-DDIM", 0.0, noise_cap=1.0, clip_mean=False))
+    rows = (Row("CSN-DDPM", 1.0, noise_cap=1.0), Row("CSN-DDIM", 0.0, noise_cap=1.0))

@@ -37,7 +37,7 @@ class Ocm(Covariance):
     target_can_be_negative = True
     target_spread_known = True
     needs_probe = True
-    rows = (Row("OCM-DDPM", 1.0, noise_cap=1.0), Row("OCM-DDIM", 0.0, noise_cap=1.0, clip_mean=False))
+    rows = (Row("OCM-DDPM", 1.0, noise_cap=1.0), Row("OCM-DDIM", 0.0, noise_cap=1.0))
 
     def __init__(self, probes: int | None = None, seed: int = 0):
         if probes is not None and (not is_whole(probes) or not 1 <= probes <= MOST_PROBES):

@@ -40,7 +40,7 @@ def attach(
     bundle: Bundle,
     method: str = DEFAULT_METHOD,
     trajectory: str = "even",
-    paper_exact: bool = False,
+    clip_mean: bool = True,
 ) -> Any:
     """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 
@@ -48,8 +48,8 @@ def attach(
     stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
     of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
-    2M" takes the times that the bundle has matched noise for on that schedule. paper_exact: clip x0_hat as the paper
-    does, and not as is chosen for images (docs/clipping.md).
+    2M" takes the times that the bundle has matched noise for on that schedule. clip_mean=False clips x0_hat in
+    the last step only (docs/clipping.md).
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -74,8 +74,9 @@ def attach(
         bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
     matched = row.solver == "matched"
-    clipping = {} if matched else row.clipping(paper_exact)
-    scheduler = _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory, **clipping)
+    scheduler: Any = (
+        _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory, clip_mean=clip_mean)
+    )
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline

@@ -72,7 +72,6 @@ def _sampler(bundle: Bundle, settings: Mapping[str, Any]) -> Sampler:
         settings["seed"],
         trajectory="even" if times is None else Trajectory(times),
         tolerance=settings["tolerance"] or 0.05,
-        paper_exact=True,
     )
 
 
