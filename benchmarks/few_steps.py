@@ -101,8 +101,8 @@ def path_of(out: Path, name: str, K: int) -> Path:
     return out / f"{plain}-{K}.safetensors"
 
 
-def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, samples: int) -> None:
-    """Draw what a cell lacks."""
+def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, samples: int, first: int = 0) -> None:
+    """Draw what a cell lacks; first: the number of its first image."""
     path, extractor = path_of(out, name, K), find_extractor("fashion")
     features = read_tensors(path)[0]["features"] if path.exists() else torch.zeros(0, 96, dtype=torch.float64)
     if len(features) >= samples:
@@ -110,7 +110,7 @@ def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, sam
     noise = None if name in PEERS else noise_of(bundle, moments, K, ROWS[name], path.with_suffix(".noise"))
     while len(features) < samples:
         images = range(len(features), min(len(features) + BATCH, samples))
-        x_0 = drawn(bundle, name, noise, K, images)
+        x_0 = drawn(bundle, name, noise, K, range(first + images.start, first + images.stop))
         features = torch.cat([features, extractor.features(ImageSet(to_8bit(x_0), None, name))])
         write_tensors(path, {"features": features})
 
@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where features are kept")
     parser.add_argument("--steps", type=int, nargs="+", default=[5, 10, 25])
     parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first image; others have other noise")
     parser.add_argument("--row", action="append", help="a row alone; all of them by default")
     parser.add_argument("--schedule", default="linear")
     parser.add_argument("--table", action="store_true", help="draw nothing")
@@ -171,7 +172,7 @@ def main() -> None:
         moments = DataMoments.of(data.load(options.data, "train").x_0()[:TRAINING_IMAGES])
         for K in options.steps:
             for name in options.row or (*PEERS, *ROWS):
-                fill(bundle, moments, options.out, name, K, options.samples)
+                fill(bundle, moments, options.out, name, K, options.samples, options.first)
     cells = [list(measured(options.out, reference, K)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
         print(f"\nK = {K}\n\n{table(found)}")

@@ -217,3 +217,31 @@ def test_an_attached_pipeline_is_saved_and_loaded_and_follows_its_generator(fami
     torch.testing.assert_close(drawn(pipeline, 0), first, rtol=0, atol=1e-6)
     torch.testing.assert_close(drawn(again, 0), first, rtol=0, atol=1e-4)
     assert not torch.allclose(drawn(pipeline, 1), first, atol=1e-3)
+
+
+@pytest.mark.parametrize(("channels", "said"), [(8, True), (4, False)])
+def test_one_is_told_what_a_learned_variance_in_the_output_is(channels: int, said: bool) -> None:
+    from optcov.fitting.fit import FitPlan, FitSettings
+
+    model = tiny.seeded(lambda: tiny.dit(channels))
+    settings = FitSettings(images=8, batch_size=4, measure_images=4, times=4, calibration_samples=0)
+    plan = FitPlan(model, (tiny.images(8), torch.arange(8)), settings=settings, progress=False)
+    assert ("a variance that it learned, kept as the covariance range" in str(plan)) is said
+    assert plan.bundle.network.learned_range is said
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux"], indirect=True)
+def test_a_pipeline_keeps_its_callback_and_its_own_sigmas(family: Family) -> None:
+    pipeline = optcov.attach(family.pipeline(), family.bundle, "NPR-DDIM")
+    seen: list[int] = []
+
+    def count(_pipeline: Any, step: int, _time: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        seen.append(step)
+        return kwargs
+
+    options: dict[str, Any] = {"prompt": tiny.CAPTIONS[:1], "height": 16, "width": 16, "output_type": "latent"}
+    sigmas = [1.0, 0.7, 0.2]
+    found = pipeline(sigmas=sigmas, num_inference_steps=3, callback_on_step_end=count, **options).images
+    assert seen == [0, 1, 2]
+    assert bool(torch.as_tensor(found).isfinite().all())
+    assert len(pipeline.scheduler.timesteps) == 3
