@@ -283,12 +283,6 @@ def check_kind(kind: str) -> str:
     return kind
 
 
-def to_noise(output: Tensor, x_t: Tensor, alpha_bar: Tensor, beta_bar: Tensor, parameterisation: str) -> Tensor:
-    """The noise that a network's raw output implies; alpha_bar and beta_bar are () or (B,)."""
-    signal, spread = alpha_bar.sqrt(), beta_bar.sqrt()
-    return Prediction(x_t, 0.0, output, check_kind(parameterisation), signal, spread).noise
-
-
 Weights = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # a, b -> weights of x_t and of the output
 
 

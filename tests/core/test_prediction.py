@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optcov import ForwardProcess, NoisePrediction, Schedule
-from optcov.prediction import PARAMETERISATIONS, UNITS, Prediction, output_of, to_noise
+from optcov.prediction import PARAMETERISATIONS, UNITS, Prediction, check_kind, output_of
 
 SCHEDULES = {
     "linear": (Schedule.linear(), (1, 500, 1000)),
@@ -73,7 +73,7 @@ def test_velocity_units_stay_finite_where_no_signal_is_left():
 
 def test_an_unknown_parameterisation_is_named():
     with pytest.raises(ValueError, match="unknown parameterisation 'score'; choose one of epsilon, sample"):
-        to_noise(torch.zeros(1), torch.zeros(1), torch.ones(()), torch.ones(()), "score")
+        check_kind("score")
 
 
 def test_heads_must_have_the_shape_of_the_noise():
