@@ -4,7 +4,7 @@
     python benchmarks/scaling.py --write    put it into docs/scaling.md
 
 FLOPs of one evaluation are counted by torch on the "meta" device, where nothing is computed. A multiplication with an
-addition counts as two. Evaluations are those of the defaults; rates and the number of passes are assumptions.
+addition counts as two. Evaluations are those of the defaults; rates are assumptions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from optcov.fitting.stage2 import CACHE_BYTES
-
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- made by benchmarks/scaling.py -->", "<!-- /made -->"
-HEAD_IMAGES, OTHERS, PASSES = 4096, 96 * 100 + 2048, (10, 25)  # of a fit: training.md, "What a fit costs"
+FIT = 4096 + 96 * 100 + 2048  # training.md, "What a fit costs"
 SAMPLES = 50_000 * 25
 SCORED = (1000 + 1000) * 1000  # images that choose and images that are scored, at all 1,000 times
 GPUS = (1, 8)
@@ -30,12 +28,11 @@ GPUS = (1, 8)
 
 @dataclass(frozen=True)
 class Model:
-    """A network, one input for it, what its heads read of an image, and the rate that a GPU is assumed to sustain."""
+    """A network, one input for it, and the rate that a GPU is assumed to sustain."""
 
     name: str
     make: Callable[[], nn.Module]
     inputs: Callable[[], tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]]
-    features: int  # numbers per image
     rate: float  # FLOP/s
 
     def count(self) -> tuple[float, float]:
@@ -46,12 +43,6 @@ class Model:
             with FlopCounterMode(display=False) as counter:
                 module(*tensors, **named)
         return sum(p.numel() for p in module.parameters()), counter.get_total_flops()
-
-    def fit_evaluations(self) -> tuple[int, int]:
-        """Fewest and most: images whose features do not fit into the memory for them are evaluated in each pass."""
-        again = max(0, HEAD_IMAGES - CACHE_BYTES // (4 * self.features))
-        fewest, most = (HEAD_IMAGES + OTHERS + again * passes for passes in PASSES)
-        return fewest, most
 
 
 def _cifar10() -> nn.Module:
@@ -110,10 +101,10 @@ def _cifar10_inputs() -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]
 
 
 MODELS = (
-    Model("DDPM, CIFAR-10, 32x32", _cifar10, _cifar10_inputs, 128 * 32 * 32, 10e12),
-    Model("DiT-XL/2, 256x256", _dit, _dit_inputs, 256 * 1152, 100e12),
-    Model("Stable Diffusion 1.5, 512x512", _sd15, _sd_inputs, 320 * 64 * 64, 100e12),
-    Model("Flux.1, 1024x1024", _flux, _flux_inputs, 4096 * 3072, 100e12),
+    Model("DDPM, CIFAR-10, 32x32", _cifar10, _cifar10_inputs, 10e12),
+    Model("DiT-XL/2, 256x256", _dit, _dit_inputs, 100e12),
+    Model("Stable Diffusion 1.5, 512x512", _sd15, _sd_inputs, 100e12),
+    Model("Flux.1, 1024x1024", _flux, _flux_inputs, 100e12),
 )
 
 
@@ -133,10 +124,8 @@ def table() -> str:
         weights, flops = model.count()
         for gpus in GPUS:
             each = flops / model.rate / gpus
-            fewest, most = (duration(count * each) for count in model.fit_evaluations())
             name = (model.name, f"{weights / 1e6:,.0f} M", f"{flops / 1e9:,.0f}") if gpus == GPUS[0] else ("", "", "")
-            fit = fewest if fewest == most else f"{fewest} to {most}"
-            costs = (fit, duration(SAMPLES * each), duration(SCORED * each))
+            costs = (duration(count * each) for count in (FIT, SAMPLES, SCORED))
             lines.append("| " + " | ".join((*name, str(gpus), *costs)) + " |")
     return "\n".join(lines)
 

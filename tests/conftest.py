@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from optcov.schedule import Schedule
 from reliability_runs import Inputs
 from warm_commands import WarmCommands
 
+# Some virtual machines announce AMX and do not allow it; a product of bfloat16 matrices then ends the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
 

@@ -33,11 +33,7 @@ def test_the_smallest_network_is_counted_as_known(scaling):
 
 def test_evaluations_of_a_fit_are_those_of_the_defaults(scaling):
     own = FitSettings()
-    least = scaling.HEAD_IMAGES + scaling.OTHERS
-    assert least == own.images + own.times * own.measure_images + own.calibration_samples
-    assert scaling.MODELS[0].fit_evaluations() == (least, least)  # all features are kept
-    fewest, most = scaling.MODELS[2].fit_evaluations()
-    assert least < fewest < most
+    assert own.images + own.times * own.measure_images + own.calibration_samples == scaling.FIT
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(2.44, "2.4 s"), (100, "1.7 min"), (7200, "2 h"), (1e6, "12 days")])

@@ -24,10 +24,19 @@ from optcov.fitting import (
     measure,
     new_heads,
     numbers_per_time,
+    stage2,
     time_grid,
     train_heads,
 )
-from optcov.fitting.closed_form import Rows, fit_gamma, fit_least_squares, layer_rows
+from optcov.fitting.closed_form import (
+    Rows,
+    apply,
+    fit_gamma,
+    fit_least_squares,
+    layer_rows,
+    log_estimate,
+    transposed_product,
+)
 from optcov.fitting.objectives import observe
 from optcov.fitting.stage2 import FeatureStream
 from optcov.forward import first_step_variance
@@ -201,7 +210,7 @@ def test_the_mse_fit_equals_its_normal_equations():
     factor = {"sn": lambda t: torch.ones(len(t), dtype=torch.float64), "npr": lambda t: 1 + t.double()}
     reports = fit_least_squares(lambda: rows, heads, factor)
     for name, head in heads.items():
-        x = torch.cat([layer_rows(head.last, r.inputs).double() for r in rows]).flatten(0, 1)
+        x = torch.cat([layer_rows(head.last, r).double() for r in rows]).flatten(0, 1)
         y = torch.cat([r.regressions[name].target.double().flatten() for r in rows])
         weight = torch.cat([factor[name](r.times) for r in rows]).repeat_interleave(64)
         exact = torch.linalg.lstsq(weight.sqrt()[:, None] * x, weight.sqrt()[:, None] * y[:, None]).solution
@@ -241,16 +250,76 @@ def test_a_closed_form_fit_leaves_the_backbone_bit_identical(kind):
     assert bool((fit.numbers.mean_square_residual > 0).all())
 
 
-def test_a_stream_that_does_not_fit_into_memory_gives_the_same_rows():
+class CountedBatches(Batches):
+    """Batches that remember which were asked for."""
+
+    def __call__(self, step):
+        self.__dict__.setdefault("asked", []).append(step)
+        return super().__call__(step)
+
+
+def rooms_of_a_stream():
+    """A room that holds every row of `fitting`'s images, one that holds a fifth, and one that holds less than a row."""
     network = tiny_network()
     tasks, batches = fitting(network)
-    cached, fresh = (FeatureStream(network, tasks, batches, 3, cache_bytes=size) for size in (2**30, 0))
-    for _ in range(2):
-        for a, b in zip(cached(), fresh(), strict=True):
-            assert torch.equal(a.inputs, b.inputs)
-            assert torch.equal(a.regressions["npr"].target, b.regressions["npr"].target)
-    assert not fresh._cache
-    assert len(cached._cache) == 3
+    whole = sum(rows.nbytes for rows in FeatureStream(network, tasks, batches, 3)())
+    return network, tasks, batches, whole
+
+
+def test_rows_that_do_not_fit_into_memory_are_cut_to_windows_of_the_same_values():
+    network, tasks, batches, whole = rooms_of_a_stream()
+    counted = CountedBatches(**vars(batches))
+    cut = FeatureStream(network, tasks, counted, 3, cache_bytes=whole // 5)
+    full = list(FeatureStream(network, tasks, batches, 3, cache_bytes=whole)())
+    kept = [list(cut()) for _ in range(2)][-1]
+    assert counted.asked == [1, 2, 3]  # the network runs once, however many passes there are
+    assert cut.side is not None
+    assert sum(rows.nbytes for rows in kept) <= whole // 5
+    layer = tasks["npr"].module.last
+    for a, b in zip(full, kept, strict=True):
+        places = layer_rows(layer, a), layer_rows(layer, b)
+        assert places[1].shape[1] == cut.side**2
+        for image in range(len(b.times)):  # each row is one of the whole image's, with its target
+            distance = (places[1][image][:, None] - places[0][image]).abs().amax(2)
+            assert float(distance.amin(1).max()) < 1e-5
+            found = a.regressions["npr"].target[image].flatten()[distance.argmin(1)]
+            torch.testing.assert_close(found, b.regressions["npr"].target[image].flatten())
+
+
+def test_heads_on_windows_are_those_of_the_rows_in_them():
+    """Products by convolution agree with the rows written out, at the edge of an image and inside it."""
+    network, tasks, batches, whole = rooms_of_a_stream()
+    rows = next(iter(FeatureStream(network, tasks, batches, 3, cache_bytes=whole // 5)()))
+    head = tasks["npr"].module
+    x = layer_rows(head.last, rows)
+    weights = torch.randn(x.shape[2], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = (x @ weights.float()).transpose(1, 2).reshape_as(rows.regressions["npr"].target)
+    torch.testing.assert_close(apply(head, rows, weights), expected, rtol=1e-4, atol=1e-4)
+    residual = rows.regressions["npr"].target
+    product = torch.einsum("bnp,bnc->pc", x, residual.flatten(2).transpose(1, 2)).double()
+    torch.testing.assert_close(transposed_product(head, rows, residual), product, rtol=1e-4, atol=1e-3)
+
+
+def test_a_room_for_less_than_a_row_of_each_image_is_refused():
+    network, tasks, batches, _ = rooms_of_a_stream()
+    with pytest.raises(TrainingError, match="use fewer images"):
+        next(iter(FeatureStream(network, tasks, batches, 3, cache_bytes=4)()))
+
+
+@torch.no_grad()
+def test_a_fit_on_windows_is_calibrated_on_whole_images(monkeypatch):
+    network, _, batches, whole = rooms_of_a_stream()
+    monkeypatch.setattr(stage2, "CACHE_BYTES", whole // 2)
+    tasks, _ = fitting(network, ("npr",), kind="timed")
+    fit_closed_form(network, tasks, batches, images=3 * batches.batch_size)
+    head, estimated, true = tasks["npr"].module, 0.0, 0.0
+    for rows in FeatureStream(network, tasks, batches, 3, cache_bytes=2**30)():
+        regression = rows.regressions["npr"]
+        estimated += float(
+            log_estimate(head, rows, regression, head.mix(head.last(rows.inputs), rows.log_snr)).exp().sum()
+        )
+        true += float(regression.target.sum())
+    assert estimated / true == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["npr", "sn"])

@@ -59,7 +59,7 @@ def test_least_squares_on_tokens_equal_their_normal_equations():
     head = ConvHead(5, 2, None, transform="linear", kernel=1, patch=2)
     rows, _ = token_rows(head)
     fit_least_squares(lambda: [rows], {"npr": head})
-    x = layer_rows(head.last, rows.inputs).double().flatten(0, 1)
+    x = layer_rows(head.last, rows).double().flatten(0, 1)
     y = head.to_channels(rows.regressions["npr"].target).flatten(2).mT.flatten(0, 1).double()
     exact = torch.linalg.lstsq(x, y).solution
     ours = torch.cat([head.conv.weight.flatten(1), head.conv.bias[:, None]], 1).double().T
@@ -72,7 +72,7 @@ def test_the_product_with_the_rows_is_that_of_the_matrix(kernel):
     generator = torch.Generator().manual_seed(1)
     rows = Rows(torch.randn(7, 5, 3, 4, generator=generator), {}, torch.zeros(7), torch.linspace(-8, 8, 7), {})
     residual = torch.randn(7, 1, 6, 8, generator=generator)
-    x = layer_rows(head.last, rows.inputs)  # (B, L, P)
+    x = layer_rows(head.last, rows)  # (B, L, P)
     whole = torch.einsum("bk,blp->bklp", head.hats(rows.log_snr), x).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
     y = head.to_channels(residual).flatten(2).mT.flatten(0, 1)
     torch.testing.assert_close(transposed_product(head, rows, residual), (whole.T @ y).double(), rtol=1e-4, atol=1e-4)

@@ -71,15 +71,13 @@ class FitEstimate:
     evaluations: int
     seconds: float  # of the network
     bytes: int  # of features that are kept between the passes of a closed-form fit
-    full: bool = False  # whether there are more than fit
+    cut: bool = False  # whether these are a window of each image, because whole ones do not fit
 
     def __str__(self) -> str:
         minutes = self.seconds / 60
         span = f"{minutes:.0f} minutes" if minutes >= 2 else f"{self.seconds:.0f} seconds"
         kept = f", and keeps {self.bytes / 1e9:.2g} GB of features in memory" if self.bytes else ""
-        more = (
-            "; as more do not fit, each pass of the fit runs the network again: use fewer images" if self.full else ""
-        )
+        more = " (a window of each image: whole ones do not fit)" if self.cut else ""
         return f"makes {self.evaluations:,} network evaluations, about {span} on this machine{kept}{more}"
 
 
@@ -95,6 +93,8 @@ def estimate(plan: FitPlan, cache_bytes: int) -> FitEstimate:
         float(features.flatten()[0])  # waits for the device
         seconds = time.monotonic() - began
     each = features.nbytes // len(batch.x_0)
-    kept = min(cache_bytes, each * plan.settings.images) if plan.closed_form else 0
+    wanted = each * plan.settings.images if plan.closed_form else 0
     count = evaluations(plan)
-    return FitEstimate(count, seconds / len(batch.x_0) * count, kept, plan.closed_form and kept == cache_bytes)
+    return FitEstimate(
+        count, seconds / len(batch.x_0) * count, min(cache_bytes, wanted), plan.closed_form and wanted > cache_bytes
+    )

@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from optcov.covariances import Regression
 from optcov.fitting.config import TrainingError
+from optcov.fitting.rows import Rows
 from optcov.gaussian import per_sample
 from optcov.networks.heads import Head, TimedHead
 from optcov.networks.thin import thin_convolution, thin_weight_gradient
@@ -38,18 +39,6 @@ LOG_CHI_SQUARE_MEAN = -1.2703628454614782  # E[log z^2] for standard normal z: -
 SMALLEST_TARGET = 1e-12  # log of an exact zero would be minus infinity; only the start uses it
 SQUARE_BYTES = 2**28  # of X^T X by sample at a time
 RIDGE = 1e-8  # of the unit diagonal: dead or equal features must not stop the solve
-
-
-@final
-@dataclass(frozen=True)
-class Rows:
-    """One batch as the closed form sees it."""
-
-    inputs: Tensor  # of the last layer, (B, F, h, w) or (B, F)
-    predicted: Mapping[str, Tensor]  # by unit, (B, C, *D), of heads that ask for it
-    times: Tensor  # (B,)
-    log_snr: Tensor  # (B,), float32
-    regressions: Mapping[str, Regression]
 
 
 Stream = Callable[[], Iterable[Rows]]  # the same rows at every call
@@ -100,7 +89,7 @@ def fit_least_squares(
     """
     totals: dict[str, list[Tensor]] = {}
     for rows in stream():
-        patches = layer_rows(next(iter(heads.values())).last, rows.inputs).double()
+        patches = layer_rows(next(iter(heads.values())).last, rows).double()
         for name, head in heads.items():
             factor = weights[name](rows.times) if weights else torch.ones(len(rows.times), dtype=torch.float64)
             y = _as_rows(head.to_channels(rows.regressions[name].target)).double()
@@ -130,12 +119,14 @@ def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) ->
     return regression.log_estimate(relative)
 
 
-def layer_rows(layer: nn.Module, inputs: Tensor) -> Tensor:
+def layer_rows(layer: nn.Module, rows: Rows) -> Tensor:
     """Rows X of a linear layer by sample: (B, h w, k k F + 1) for a convolution, (B, 1, F + 1) for a dense layer."""
+    inputs = rows.inputs
     if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1):
         patches = inputs.flatten(2).transpose(1, 2)
     elif isinstance(layer, nn.Conv2d):
-        patches = functional.unfold(inputs, layer.kernel_size, padding=layer.kernel_size[0] // 2).transpose(1, 2)
+        patches = functional.unfold(inputs, layer.kernel_size, padding=layer.kernel_size[0] // 2 - rows.edge)
+        patches = patches.transpose(1, 2)
     else:
         patches = inputs[:, None, :]
     return torch.cat([patches, patches.new_ones(*patches.shape[:2], 1)], dim=2)
@@ -153,7 +144,8 @@ def apply(head: Head, rows: Rows, weights: Tensor) -> Tensor:
     kernel = shaped[:, :-1].transpose(1, 2).flatten(0, 1)  # (K C, P - 1)
     bias = shaped[:, -1].flatten()
     if isinstance(head.last, nn.Conv2d):
-        values = thin_convolution(rows.inputs, kernel.reshape(len(bias), -1, *head.last.kernel_size), bias)
+        whole = thin_convolution(rows.inputs, kernel.reshape(len(bias), -1, *head.last.kernel_size), bias)
+        values = rows.inner(whole)
     else:
         values = functional.linear(rows.inputs, kernel, bias)
     shaped_values = values.reshape(len(values), parts.shape[1], -1, *values.shape[2:])
@@ -165,7 +157,7 @@ def transposed_product(head: Head, rows: Rows, residual: Tensor) -> Tensor:
     parts, residual = hats(head, rows.log_snr), head.to_channels(residual)
     spread = torch.einsum("bk,b...->bk...", parts, residual).flatten(1, 2)  # (B, K C, *D)
     if isinstance(head.last, nn.Conv2d):
-        weight = thin_weight_gradient(rows.inputs, spread, head.last.kernel_size[0])
+        weight = thin_weight_gradient(rows.inputs, rows.outer(spread), head.last.kernel_size[0])
         product = torch.cat([weight.flatten(1), spread.sum((0, 2, 3), dtype=torch.float64)[:, None]], dim=1)  # (K C, P)
     else:
         product = torch.cat([spread.T @ rows.inputs, spread.sum(0)[:, None]], dim=1)
@@ -220,7 +212,7 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
 
 def _add_grams(grams: dict[str, Tensor], heads: Mapping[str, Head], rows: Rows, fresh: Mapping[str, Tensor]) -> None:
     """Add sum slope^2 X^T W X of a batch to the matrices (K P, K P) by head, a few samples at a time."""
-    patches = layer_rows(next(iter(heads.values())).last, rows.inputs)
+    patches = layer_rows(next(iter(heads.values())).last, rows)
     width = patches.shape[2]
     chunk = max(1, SQUARE_BYTES // (8 * width**2))
     for first in range(0, len(patches), chunk):

@@ -19,19 +19,20 @@ from torch import Tensor
 
 from optcov import processes
 from optcov.bundle import NumbersPerTime
-from optcov.fitting.batches import Batches, condition_entry
-from optcov.fitting.closed_form import FitReport, Reduce, Rows, fit_gamma, fit_least_squares, log_estimate
+from optcov.fitting.batches import Batches, condition_entry, step_generator
+from optcov.fitting.closed_form import FitReport, Reduce, fit_gamma, fit_least_squares, log_estimate
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.heads import HeadTask
 from optcov.fitting.loop import Score, StepRecord, Training
 from optcov.fitting.measure import binned, velocity_squares
 from optcov.fitting.objectives import HeadObjective, check_loss, needs_probe, observe
+from optcov.fitting.rows import Rows, cut, kernel_edge, window_side
 from optcov.forward import ForwardProcess
 from optcov.gaussian import mean_square
 from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
 
 Progress = Callable[[int, int], None]  # batches done in this pass over the data, and batches of a pass
-CACHE_BYTES = 2**31
+CACHE_BYTES = 2**31  # of features and targets that are kept between passes
 
 
 @final
@@ -48,8 +49,9 @@ class HeadFit:
 class FeatureStream:
     """What heads see of a frozen backbone, batch after batch: the same at every pass.
 
-    The first pass runs the backbone; what fits into cache_bytes is kept for the later passes. Heads of one stream
-    share the inputs of their last layers, so their normalisations must be equal.
+    The first pass runs the backbone, and its rows are kept for the later ones: whole images if they fit into
+    cache_bytes, else windows of them. Heads of one stream share the inputs of their last layers, so their
+    normalisations must be equal.
     """
 
     def __init__(
@@ -72,13 +74,16 @@ class FeatureStream:
         recorded = ("time", *numbers, *(f"scale of {name}" for name in tasks))
         self.samples: dict[str, list[Tensor]] = {name: [] for name in recorded}
         self._process = ForwardProcess(network.schedule)
-        self._cache: dict[int, Rows] = {}
+        self._kept: list[Rows] = []
+        self.side: int | None = None  # of the windows of positions that are kept; None: whole images
         _check_shared_inputs(tasks)
 
     def __call__(self) -> Iterator[Rows]:
         """One pass."""
         for number in range(1, self.count + 1):
-            yield self._cache[number] if number in self._cache else self._rows(number)
+            if number > len(self._kept):
+                self._kept.append(self._rows(number))
+            yield self._kept[number - 1]
             if self.progress is not None:
                 self.progress(number, self.count)
 
@@ -93,22 +98,32 @@ class FeatureStream:
         asked = {task.module.unit for task in self.tasks.values() if task.module.needs_prediction}
         predicted = {unit: example.prediction.in_unit(unit) for unit in asked}
         rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
-        if len(self.samples["time"]) < self.count:
-            self.samples["time"].append(batch.times)
-            self.samples["mean_square_noise"].append(mean_square(example.prediction.noise))
-            self.samples["mean_square_residual"].append(mean_square(batch.noise - example.prediction.noise))
-            for known, values in zip(
-                ("velocity_variance", "velocity_residual"),
-                velocity_squares(example.prediction, batch.x_0, batch.noise),
-                strict=True,
-            ):
-                self.samples[known].append(values)
-            for name, task in self.tasks.items():
-                self.samples[f"scale of {name}"].append(task.scale(example, regressions[name]))
-        size = inputs.nbytes + sum(regression.target.nbytes for regression in rows.regressions.values())
-        if size * (len(self._cache) + 1) <= self.cache_bytes:
-            self._cache[number] = rows
-        return rows
+        self.samples["time"].append(batch.times)
+        self.samples["mean_square_noise"].append(mean_square(example.prediction.noise))
+        self.samples["mean_square_residual"].append(mean_square(batch.noise - example.prediction.noise))
+        for known, values in zip(
+            ("velocity_variance", "velocity_residual"),
+            velocity_squares(example.prediction, batch.x_0, batch.noise),
+            strict=True,
+        ):
+            self.samples[known].append(values)
+        for name, task in self.tasks.items():
+            self.samples[f"scale of {name}"].append(task.scale(example, regressions[name]))
+        return self._cut(rows, number)
+
+    def _cut(self, rows: Rows, number: int) -> Rows:
+        """As much of the rows as there is room for."""
+        edge = kernel_edge(next(iter(self.tasks.values())).module.last)
+        images = len(rows.times)
+        if number == 1:
+            budget = self.cache_bytes / (self.count * images)
+            self.side = window_side(rows.inputs.shape[1:], edge, rows.nbytes // images, budget)
+        if self.side is None:
+            return rows
+        generator = step_generator(self.batches.seed, "window", number)
+        places = torch.rand(self.batches.batch_size, 2, generator=generator)
+        own = places.tensor_split(self.accelerator.num_processes)[self.accelerator.process_index]
+        return cut(rows, self.side, edge, own)
 
     def scale_at(self, name: str, log_snr: Tensor) -> Tensor:
         """What a head's target is of the order of, at noise levels (n,), float64, interpolated in its logarithm."""
@@ -125,7 +140,7 @@ class FeatureStream:
 
     def _pooled(self) -> dict[str, Tensor]:
         """What the first pass recorded, over all processes; runs one if there was none yet."""
-        if len(self.samples["time"]) < self.count:
+        if len(self._kept) < self.count:
             deque(self(), maxlen=0)
         own = {name: torch.cat(parts).to(self.accelerator.device) for name, parts in self.samples.items()}
         return {name: self.accelerator.gather(values).cpu() for name, values in own.items()}
@@ -153,7 +168,7 @@ def fit_closed_form(
         raise TrainingError(f"heads cannot be fitted on {images} images")
     before = fingerprint(network.backbone)
     count = max(1, round(images / batches.batch_size))
-    stream = FeatureStream(network, tasks, batches, count, progress=progress)
+    stream = FeatureStream(network, tasks, batches, count, CACHE_BYTES, progress)
     device = stream.accelerator.device
     network.to(device)
 
@@ -221,7 +236,7 @@ def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Red
     for rows in stream():
         part = (rows.times / final * parts).ceil().long().clamp(1, parts) - 1
         for name, head in heads.items():
-            raw = head.mix(head.last(rows.inputs), rows.log_snr)
+            raw = head.mix(rows.inner(head.last(rows.inputs)), rows.log_snr)
             log_g = log_estimate(head, rows, rows.regressions[name], raw)
             means = [log_g.exp().flatten(1).mean(1), rows.regressions[name].target.flatten(1).mean(1), rows.log_snr]
             columns = torch.stack([*means, torch.ones_like(means[0])], dim=1).cpu().double()
