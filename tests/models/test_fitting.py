@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from optcov import ForwardProcess, Schedule
+from optcov.bundle.weights import load_unet
 from optcov.data import ImageSet
 from optcov.fitting import (
     Batches,
@@ -167,6 +169,28 @@ def test_a_class_conditional_unet_is_trained_on_labels(tmp_path):
     other = ImageSet(source.images, (torch.arange(40) + 1) % 3)
     with pytest.raises(TrainingError, match="the labels changed"):
         list(train_noise_predictor(other, tmp_path, config, shape, flip=False, **options))
+
+
+def test_a_training_begins_with_given_weights(tmp_path):
+    source, shape = images(40), UNetShape((8, 8), 1, 0, 4, 8)
+    config = TrainingConfig(steps=1, batch_size=4, learning_rate=1e-30)
+
+    def trained(name, shape=shape, **options):
+        list(train_noise_predictor(source, tmp_path / name, config, shape, flip=False, **options))
+        return load_unet(tmp_path / name / "unet").state_dict()
+
+    first = trained("first")
+    other = replace(config, seed=1)
+    list(train_noise_predictor(source, tmp_path / "other", other, shape, flip=False))
+    fresh = load_unet(tmp_path / "other" / "unet").state_dict()
+    for start in ("other", "other/unet"):
+        again = trained(f"from {start.replace('/', ' ')}", start=tmp_path / start)
+        assert all(torch.equal(again[name], fresh[name]) for name in fresh)
+    assert not torch.equal(again["conv_in.weight"], first["conv_in.weight"])
+    with pytest.raises(TrainingError, match="the start changed"):
+        trained("from other", start=tmp_path / "first")
+    with pytest.raises(TrainingError, match="another shape"):
+        trained("wider", UNetShape((16, 8), 1, 0, 4, 8), start=tmp_path / "first")
 
 
 def test_flips_are_mirror_images():

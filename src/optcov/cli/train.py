@@ -42,6 +42,7 @@ def command(
     levels: str = typer.Option(
         "uniform", help="Times: uniform, or normal (log of noise over signal is normal, as in EDM)."
     ),
+    start: Path | None = typer.Option(None, help="Begin with the weights of this network, run or bundle."),
     split: str = typer.Option("train", help="Split of the data."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of weights, order, times and noise."),
     checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
@@ -91,6 +92,7 @@ def command(
             prediction_type=prediction,
             levels=NoiseLevels() if levels == "normal" else None,
             empty_share=empty_share,
+            start=start,
         )
         for _ in track_training(records, steps, "stage 1"):
             pass
