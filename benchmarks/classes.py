@@ -1,6 +1,6 @@
 """What a class tells a class-conditional model: its bound with and without, its covariances, and its classifier.
 
-    python benchmarks/classes.py BUNDLE DATA --images 200 --steps 10 --json OUT
+    python benchmarks/classes.py BUNDLE DATA --images 200 --steps 10 --record FILE.jsonl
 
 On test images of DATA: bits/dim (or nats per dimension, without a data range) of NPR given the right class less that
 without a class, NPR less the analytic variance, and the accuracy of the classes that the bound tells apart. Differences
@@ -77,13 +77,12 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", type=Path, help="write the result to this file, a line of JSON")
     options = parser.parse_args()
     result = measure(optcov.load(options.bundle), options.data, options.images, options.steps)
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.json is not None:
-        options.json.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    if options.record is not None:
+        options.record.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
