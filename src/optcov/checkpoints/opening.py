@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -13,10 +13,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from optcov.checkpoints.diffusers_models import PREDICTIONS, imported_unet, quietly, read_config
+from optcov.checkpoints.diffusers_models import imported_unet, quietly, read_config
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.families import FAMILIES, MODELS, Condition, Family, family_of
 from optcov.checkpoints.models import ImportedModel
+from optcov.checkpoints.schedules import schedule_of
 from optcov.networks import TimeArgument
 from optcov.networks.classes import LABELS, class_entries
 from optcov.prediction import check_kind
@@ -208,31 +209,6 @@ class Function(nn.Module):
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> Any:
         """Call it."""
         return self.function(x, time, **condition)
-
-
-def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
-    """The schedule of a scheduler of diffusers, and what its network predicts."""
-    from optcov.schedule.from_diffusers import is_flow
-
-    if not isinstance(getattr(scheduler, "config", None), Mapping):
-        raise CheckpointError(
-            f"{str(scheduler)[:80]!r} is no schedule; give one such as Schedule.linear(), or a scheduler of diffusers"
-        )
-    config = scheduler.config
-    if "sigma_data" in config:
-        raise CheckpointError(
-            f"{type(scheduler).__name__} scales the network's input and output itself; give the denoiser D(x, sigma) "
-            f"that they make together, as (denoiser, Schedule.edm(), 'sample')"
-        )
-    try:
-        schedule = Schedule.from_diffusers(scheduler)
-    except ValueError as error:
-        name, reason = type(scheduler).__name__, str(error)
-        raise CheckpointError(reason if name in reason else f"{name} gives no noise schedule: {reason}") from error
-    kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
-    if kind not in PREDICTIONS:
-        raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")
-    return schedule, kind
 
 
 def _time_argument(schedule: Schedule, scale: float | None) -> TimeArgument:

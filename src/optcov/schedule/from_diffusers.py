@@ -11,6 +11,7 @@ from optcov.schedule.base import Schedule
 
 TOLERANCE = 1e-3  # of alpha-bar: schedulers compute in float32
 
+
 def from_diffusers(scheduler: Any) -> Schedule:
     """See Schedule.from_diffusers."""
     config: Mapping[str, Any] = getattr(scheduler, "config", {})
@@ -26,12 +27,11 @@ def from_diffusers(scheduler: Any) -> Schedule:
             f"matching or of EDM; pass one such as DDPMScheduler, or use Schedule.from_betas"
         )
     betas = _betas(scheduler, config)
-    if config.get("rescale_betas_zero_snr"):
-        if config.get("prediction_type", "epsilon") == "epsilon":
-            raise ValueError(
-                "rescale_betas_zero_snr=True ends with pure noise, from which x_0 cannot be recovered by a noise "
-                "prediction; load the scheduler with rescale_betas_zero_snr=False"
-            )
+    if config.get("rescale_betas_zero_snr") and config.get("prediction_type", "epsilon") == "epsilon":
+        raise ValueError(
+            "rescale_betas_zero_snr=True ends with pure noise, from which x_0 cannot be recovered by a noise "
+            "prediction; load the scheduler with rescale_betas_zero_snr=False"
+        )
     schedule = Schedule.from_betas(_moved(betas, config))
     _require_its_own(schedule, scheduler)
     return schedule
