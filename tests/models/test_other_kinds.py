@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import optcov
+import tiny_models as tiny
+from command_line import CommandLine, run
 from optcov import Schedule
 
 QUICK: dict[str, Any] = {
@@ -16,6 +20,84 @@ QUICK: dict[str, Any] = {
     "half": False,
 }  # fmt: skip
 OPTIONS = ["--images", 8, "--measure-images", 2, "--times", 3, "--calibration-samples", 0, "--batch-size", 4]
+
+
+def captioned(count: int = 12) -> tuple[Tensor, list[str]]:
+    return tiny.images(count), (tiny.CAPTIONS * 3)[:count]
+
+
+def without(name: str, *parts: str) -> Any:
+    pipeline = tiny.pipeline(name)
+    for part in parts:
+        setattr(pipeline, part, None)
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("sd", "text_encoder"), ("sd", "tokenizer"), ("sd3", "text_encoder"), ("flux", "text_encoder_2")],
+)
+def test_captions_need_the_encoders_of_the_pipeline(name: str, part: str) -> None:
+    with pytest.raises(ValueError, match=rf"this \w+ has no {part}, so that it cannot encode captions; load the whole"):
+        optcov.fit(without(name, part), captioned(), **QUICK)
+
+
+def test_encoded_captions_need_no_encoders() -> None:
+    texts = torch.randn(12, 5, 8, generator=torch.Generator().manual_seed(0))
+    pipeline, told = without("sd", "text_encoder", "tokenizer"), {"encoder_hidden_states": texts}
+    bundle = optcov.fit(pipeline, torch.zeros(12, 4, 8, 8), condition=told, **QUICK)
+    assert not bundle.empty_condition
+    drawn = bundle.sample(2, condition={"encoder_hidden_states": texts[:2]}, steps=2, progress=False)
+    assert drawn.shape == (2, 4, 8, 8)
+
+
+def test_captions_may_be_an_array_of_texts() -> None:
+    from optcov.fitting.fit import FitPlan, FitSettings
+
+    settings = FitSettings(images=8, batch_size=4, measure_images=2, times=3, calibration_samples=0)
+    plan = FitPlan(tiny.pipeline("sd"), (tiny.images(4), np.array(tiny.CAPTIONS)), settings=settings, progress=False)
+    assert len(plan.train) == 4
+    with pytest.raises(ValueError, match="the caption 'a shoe' is one text; give a list with one for each image"):
+        FitPlan(tiny.pipeline("sd"), (tiny.images(4), "a shoe"), settings=settings, progress=False)
+
+
+def test_texts_for_a_model_of_classes_are_not_left_out_in_silence() -> None:
+    with pytest.raises(ValueError, match="DiTPipeline is told a class of each image, but images has texts; number the"):
+        optcov.fit(tiny.pipeline("dit"), (tiny.images(12), ["3"] * 12), **QUICK)
+
+
+def test_complex_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="labels are complex numbers; number the classes from 0"):
+        optcov.fit(tiny.pipeline("dit"), (tiny.images(12), torch.zeros(12, dtype=torch.complex64)), **QUICK)
+
+
+def test_captions_are_not_left_out_of_a_bound_in_silence() -> None:
+    bundle = optcov.fit(tiny.pipeline("sd"), captioned(), **QUICK)
+    options: dict[str, Any] = {"steps": 2, "methods": ["NPR-DDPM"], "progress": False}
+    with pytest.raises(ValueError, match="images has captions, but StableDiffusionPipeline holds nothing that encodes"):
+        bundle.bits_per_dim(captioned(2), **options)
+    assert bundle.bits_per_dim(tiny.images(2), **options).of("npr", 2).mean > 0
+
+
+def test_commands_for_captions_say_what_they_do_and_write_nothing_if_they_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write_folder(tmp_path / "pictures", tiny.CAPTIONS, 12)
+    for name in ("sd", "flux"):
+        tiny.pipeline(name).save_pretrained(tmp_path / name)
+        capsys.readouterr()
+        run("fit", tmp_path / name, tmp_path / "pictures", "--out", tmp_path / f"{name}-bundle", *OPTIONS)
+        assert "Loading" not in capsys.readouterr().err
+    optcov_, few = CommandLine(capsys), ["--images", 2, "--train-images", 2, "--times", 3, "--steps", 3]
+    said = optcov_("bpd", tmp_path / "sd-bundle", tmp_path / "pictures", *few, "--out", tmp_path / "table")
+    assert said.code == 0
+    assert "captions are left out, since sd-bundle holds nothing that encodes them" in " ".join(said.err.split())
+    before = sorted(tmp_path.iterdir())
+    for command in (["sample"], ["bpd", tmp_path / "pictures", *few], ["trajectory", tmp_path / "pictures"]):
+        said = optcov_(command[0], tmp_path / "flux-bundle", *command[1:], "--out", tmp_path / "drawn")
+        assert said.code == 2
+        assert "needs the condition 'encoder_hidden_states', and none is told; from Python pass" in said.err
+        assert sorted(tmp_path.iterdir()) == before
 
 
 class Net(nn.Module):

@@ -196,18 +196,24 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep diffusers from telling in its log what the report tells, and from bars of its own."""
-    from diffusers.utils import logging
+    """Keep diffusers from telling in its log what the report tells, and it and transformers from bars of their own."""
+    from diffusers.utils import is_transformers_available, logging
 
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    bars: list[Any] = [logging]
+    if is_transformers_available():
+        from transformers.utils import logging as of_transformers
+
+        bars.append(of_transformers)
+    before, shown = logging.get_verbosity(), [each for each in bars if each.is_progress_bar_enabled()]
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    for each in shown:
+        each.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
+        for each in shown:
+            each.enable_progress_bar()
 
 
 def _check_config(path: Path, config: dict[str, Any], loader: Any) -> tuple[str, ...]:

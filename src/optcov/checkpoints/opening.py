@@ -58,6 +58,19 @@ class Words:
             found = self.family.encode_empty(self.pipeline, [""], size)
         return {name: value.cpu() for name, value in found.items()}
 
+    @property
+    def missing(self) -> str | None:
+        """An encoder or a tokenizer that the pipeline needs for captions and does not have."""
+        return next((name for name in self.family.encoders if getattr(self.pipeline, name, None) is None), None)
+
+    def require_encoders(self) -> None:
+        """Refuse to encode captions without what encodes them."""
+        if self.missing is not None:
+            raise CheckpointError(
+                f"this {type(self.pipeline).__name__} has no {self.missing}, so that it cannot encode captions; load "
+                f"the whole pipeline, or give latents with encoded captions as condition="
+            )
+
 
 def import_pipeline(pipeline: Any) -> ImportedModel:
     """Take a pipeline of diffusers as it is in memory; its networks are shared, not copied."""

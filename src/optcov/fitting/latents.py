@@ -99,7 +99,7 @@ def foreign_parts(
 
 def _fits(model: ImportedModel, condition: Mapping[str, Tensor], part: DataSet) -> bool:
     """Whether what stands for no caption is of the form of a given condition, so that some of it can be left out."""
-    if model.words is None:
+    if model.words is None or model.words.missing is not None:
         return False
     empty = model.words.empty(_picture_size(model, part))
     shapes = {name: value.shape[1:] for name, value in empty.items()}
@@ -206,6 +206,7 @@ def _told(model: ImportedModel, part: DataSet, size: tuple[int, int], cache: Pat
 
 
 def _require_captions(model: ImportedModel, part: DataSet) -> None:
+    model.words.require_encoders()
     if part.captions is None:
         raise TrainingError(
             f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "
