@@ -116,6 +116,16 @@ def points() -> Tensor:
     return torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
+@pytest.mark.parametrize(("scheduler", "last"), [("DDPMScheduler", 999.0), ("FlowMatchEulerDiscreteScheduler", 1000.0)])
+def test_a_scheduler_of_diffusers_tells_any_network_times_as_diffusers_does(scheduler: str, last: float) -> None:
+    import diffusers
+
+    net = Net()
+    bundle = optcov.fit((net, getattr(diffusers, scheduler)()), points(), layer="out", **QUICK)
+    bundle.sample(1, steps=2, method="DDIM", progress=False)
+    assert float(torch.cat(net.told).max()) == last
+
+
 @pytest.mark.parametrize(
     "wrap",
     [lambda output: [output], lambda output: (output, 3), lambda output: {"sample": output}],

@@ -154,9 +154,11 @@ def import_network(
     """A network with its schedule, or with a scheduler of diffusers that tells it.
 
     kind: what it predicts; by default what the scheduler says, or noise. layer: the output layer of a module of your
-    own. Networks of diffusers are told times as diffusers tells them, others the schedule's own.
+    own. Networks of diffusers, and others with a scheduler of diffusers, are told times as diffusers tells them; others
+    with a schedule are told its own.
     """
     name: str = source or getattr(network, "__name__", None) or type(network).__name__
+    by_diffusers = not isinstance(schedule, Schedule)
     if not isinstance(schedule, Schedule):
         schedule, found = schedule_of(schedule)
         kind = kind or found
@@ -173,7 +175,8 @@ def import_network(
         shape = (_channels(network), side, side) if isinstance(side, int) else None
         learned = _outputs(network) == 2 * _channels(network)
     else:
-        argument, shape, learned = TimeArgument(1.0), None, False
+        argument = _time_argument(schedule, None) if by_diffusers else TimeArgument(1.0)
+        shape, learned = None, False
     return ImportedModel(
         unet=network.eval() if isinstance(network, nn.Module) else Function(network),
         schedule=schedule,
