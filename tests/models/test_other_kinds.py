@@ -153,3 +153,57 @@ def test_a_network_that_fails_at_some_times_only_is_named() -> None:
 
     with pytest.raises(ValueError, match="Late returns NaN, infinity or numbers beyond all bounds at some times"):
         optcov.fit((Late(), Schedule.flow(), "flow_prediction"), points(), layer="out", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        (
+            "sd3",
+            lambda: tiny.images(12, 18),
+            r"patches of 2 x 2, but the data has latents of 9 x 9; .* sides 4 divides",
+        ),
+        ("flux", lambda: tiny.images(12, 18), r"patches of 2 x 2, but the data has latents of 9 x 9; .* sides 4 divid"),
+        (
+            "sd",
+            lambda: torch.zeros(12, 3, 16, 16),
+            "takes latents of 4 channels, but the data has 3; give 8-bit images",
+        ),
+        ("sd", lambda: torch.zeros(12, 4, 16, 16, dtype=torch.uint8), "images of 4 channels, but .* takes 3; convert"),
+    ],
+    ids=["sd3", "flux", "floats", "rgba"],
+)
+def test_pictures_that_do_not_fit_are_refused_with_those_that_would(name: str, data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        optcov.fit(tiny.pipeline(name), (data(), tiny.CAPTIONS * 3), **QUICK)
+
+
+def test_a_mean_and_a_deviation_for_each_channel_of_latents_are_those_of_diffusers() -> None:
+    from optcov.bundle.latents import Codec
+
+    vae = tiny.seeded(lambda: tiny.vae(latents_mean=[0.1, 0.2, 0.3, 0.4], latents_std=[1.0, 2.0, 3.0, 4.0]))
+    mean, std = (torch.tensor(vae.config[name]).view(1, 4, 1, 1) for name in ("latents_mean", "latents_std"))
+    latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():  # as StableDiffusionXLPipeline does it
+        expected = vae.decode(latents * std / vae.config.scaling_factor + mean).sample.clamp(-1, 1)
+        image = torch.rand(1, 3, 16, 16) * 2 - 1
+        known = (vae.encode(image).latent_dist.mode() - mean) * vae.config.scaling_factor / std
+    torch.testing.assert_close(Codec(vae).decode(latents), expected)
+    torch.testing.assert_close(Codec(vae).encode(image), known)
+
+
+def test_an_autoencoder_that_overflows_in_half_precision_runs_in_float32() -> None:
+    from optcov.bundle.latents import Codec
+
+    vae = tiny.seeded(tiny.vae).half()
+    vae.decoder.conv_in.weight.data.fill_(6e4)  # beyond float16 in a sum, and nothing that a normalisation minds
+    assert Codec(vae).decode(torch.ones(1, 4, 8, 8)).isfinite().all()
+    assert {weight.dtype for weight in vae.parameters()} == {torch.float16}  # it is stored as it was
+
+
+@pytest.mark.parametrize("images", [torch.zeros(1, 1, 16, 16), torch.zeros(1, 3, 16, 16, dtype=torch.uint8)])
+def test_images_that_cannot_be_encoded_are_named(images: Tensor) -> None:
+    from optcov.bundle.latents import Codec
+
+    with pytest.raises(ValueError, match=r"images are \(B, 3, H, W\) in \[-1, 1\], not torch"):
+        Codec(tiny.vae()).encode(images)

@@ -140,7 +140,10 @@ def read_config(path: Path) -> Any:
 def _sides(size: Any) -> tuple[int, int]:
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise CheckpointError(f"its sample_size is {str(size)[:80]}, not height and width; add --image-size")
+        raise CheckpointError(
+            f"its sample_size is {str(size)[:80]}, not height and width; add --image-size to optcov import, or set it "
+            f"by unet.register_to_config(sample_size=...)"
+        )
     return sides[0], sides[1]
 
 
