@@ -14,6 +14,7 @@ import optcov
 import tiny_models as tiny
 from command_line import CommandLine, run
 from optcov import Schedule
+from optcov.bundle import Bundle
 
 QUICK: dict[str, Any] = {
     "images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "progress": False, "batch_size": 4,
@@ -207,3 +208,63 @@ def test_images_that_cannot_be_encoded_are_named(images: Tensor) -> None:
 
     with pytest.raises(ValueError, match=r"images are \(B, 3, H, W\) in \[-1, 1\], not torch"):
         Codec(tiny.vae()).encode(images)
+
+
+@pytest.fixture(scope="module")
+def stable_diffusion() -> Bundle:
+    return optcov.fit(tiny.pipeline("sd"), captioned(), **QUICK)
+
+
+def test_a_bundle_of_another_size_of_stable_diffusion_is_not_attached(stable_diffusion: Bundle) -> None:
+    message = "the network of this StableDiffusionXLPipeline is told encoder_hidden_states of 16, text_embeds of 8"
+    with pytest.raises(ValueError, match=message):
+        optcov.attach(tiny.pipeline("sdxl"), stable_diffusion)
+
+
+def test_a_pipeline_with_a_head_is_not_fitted_again(stable_diffusion: Bundle) -> None:
+    attached = optcov.attach(tiny.pipeline("sd"), stable_diffusion)
+    with pytest.raises(ValueError, match=r"UNet2DConditionModelWithHead, .*; give the pipeline as it was before"):
+        optcov.fit(attached, captioned(), **QUICK)
+
+
+def test_a_compiled_network_is_taken_as_the_one_that_it_was_made_from(stable_diffusion: Bundle) -> None:
+    pipeline = tiny.pipeline("sd")
+    pipeline.unet = torch.compile(pipeline.unet, backend="eager")
+    again = optcov.fit(pipeline, captioned(), **QUICK)
+    assert again.fingerprint == stable_diffusion.fingerprint
+    assert type(optcov.attach(pipeline, again).unet).__name__ == "UNet2DConditionModelWithHead"
+
+
+def test_a_pipeline_that_tells_no_class_gets_no_network_with_classes() -> None:
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    model = (tiny.seeded(tiny.labelled_unet), DDPMScheduler())
+    bundle = optcov.fit(model, (tiny.images(12, 8), torch.arange(12) % 4), **QUICK)
+    with pytest.raises(ValueError, match=r"DDPMPipeline tells its network no class, but that of UNet2DModel takes one"):
+        optcov.attach(DDPMPipeline(*model), bundle)
+
+
+def test_the_shift_of_a_solver_for_flow_matching_is_kept() -> None:
+    from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
+
+    bundle, flow = optcov.fit(tiny.pipeline("sd3"), captioned(), **QUICK), {"prediction_type": "flow_prediction"}
+    pipeline = tiny.pipeline("sd3")
+    pipeline.scheduler = DPMSolverMultistepScheduler(use_flow_sigmas=True, flow_shift=5.0, **flow)
+    expected = FlowMatchEulerDiscreteScheduler(shift=5.0)
+    for scheduler in (optcov.attach(pipeline, bundle, "DDIM").scheduler, expected):
+        scheduler.set_timesteps(4)
+    torch.testing.assert_close(pipeline.scheduler.sigmas, expected.sigmas)
+
+
+def test_images_without_a_class_beside_others_keep_what_the_head_says_of_them() -> None:
+    bundle = optcov.fit(tiny.pipeline("dit"), (tiny.images(12), torch.arange(12)), **QUICK)
+    pipeline = optcov.attach(tiny.pipeline("dit"), bundle, "NPR-DDIM")
+    x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    scheduler, told = pipeline.scheduler, {"class_labels": torch.tensor([1, 1000])}
+    scheduler.set_timesteps(4)
+    t = scheduler.timesteps[1]
+    with torch.no_grad():
+        output = pipeline.transformer(x, timestep=t.expand(2), **told).sample
+    found = scheduler.step(output[:, :4], t, x).pred_original_variance
+    expected = bundle.posterior(x, int(t) + 1, "npr", **told).variance
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

@@ -78,8 +78,11 @@ def import_pipeline(pipeline: Any) -> ImportedModel:
     parts = {part: value for part, value in pipeline.components.items() if value is not None}
     family = family_of(name, parts)
     network, scheduler = parts[family.network], parts["scheduler"]
+    network = getattr(network, "_orig_mod", network)  # of a network that torch.compile made
     if type(network).__name__ not in (family.model, "PaperUNet"):
-        raise CheckpointError(f"{name}: its {family.network} is a {type(network).__name__}, not a {family.model}")
+        kind = type(network).__name__
+        remedy = "; give the pipeline as it was before optcov.attach" if kind.endswith("WithHead") else ""
+        raise CheckpointError(f"{name}: its {family.network} is a {kind}, not a {family.model}{remedy}")
     schedule, kind = schedule_of(scheduler)
     if family.decoder is None:
         return imported_unet(network, schedule, kind, name)
