@@ -209,3 +209,14 @@ def some_images(data: str, model: Bundle, split: str, count: int, labels: bool =
     found = load_mixed(data, split)
     taken = found if model.decoder is None else model.as_latents(found.select(slice(0, count)))
     return Scored(fitted_to(taken, model.image_shape, model.name), count, split, labels)
+
+
+def images_to_score(data: str, model: Bundle, split: str, count: int, labels: bool = True) -> Scored:
+    """The same, refused now if the network cannot be asked about them; captions that nothing encodes are said."""
+    from optcov.networks.calls import takes_texts
+
+    scored = some_images(data, model, split, count, labels)
+    scored.told(model)
+    if scored.whole.captions is not None and takes_texts(model.unet):
+        announce(f"{scored.whole.name}: captions are left out, since {model.name} holds nothing that encodes them")
+    return scored

@@ -124,6 +124,25 @@ def test_from_diffusers_ends_without_signal_where_the_scheduler_does():
     assert float(schedule.time_at(schedule.log_snr(999))) == pytest.approx(999)
 
 
+@pytest.mark.parametrize("zero", [False, True])
+def test_from_diffusers_shifts_the_snr_where_the_scheduler_does(zero):
+    from diffusers import CogVideoXDDIMScheduler
+
+    options = {"snr_shift_scale": 3.0, "rescale_betas_zero_snr": zero, "prediction_type": "v_prediction"}
+    scheduler = CogVideoXDDIMScheduler(**options)
+    ours = Schedule.from_diffusers(scheduler).alpha_bar(torch.arange(1, 1001))
+    torch.testing.assert_close(ours, scheduler.alphas_cumprod.double(), rtol=0, atol=1e-5)
+
+
+def test_from_diffusers_refuses_betas_that_something_else_changed():
+    from diffusers import DDPMScheduler
+
+    scheduler = DDPMScheduler()
+    scheduler.alphas_cumprod = scheduler.alphas_cumprod**2
+    with pytest.raises(ValueError, match="DDPMScheduler has other alphas_cumprod than its betas give; build"):
+        Schedule.from_diffusers(scheduler)
+
+
 def test_from_diffusers_refuses_what_has_no_noise_schedule():
     from diffusers import DDPMScheduler, VQDiffusionScheduler
 

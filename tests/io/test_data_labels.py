@@ -60,6 +60,7 @@ def test_images_without_a_folder_or_in_only_one_have_no_labels(tmp_path):
         ("jsonl", '{"file_name": "000.png", "label": 7}\n\n{"file_name": "001.png", "label": 3}\n'
          '{"file_name": "002.png", "label": 3}\n', [7, 3, 3]),
         ("csv", "file_name,text\n000.png,a\n001.png,b\n002.png,c\n", None),
+        ("csv", "\ufefffile_name,label\n000.png,2\n001.png,0\n002.png,1\n", [2, 0, 1]),  # as spreadsheets write
     ],
 )  # fmt: skip
 def test_metadata_name_a_class_for_each_image(tmp_path, ending, text, expected):

@@ -148,7 +148,7 @@ def edit(path: Path, **changes):
         ("unet/config.json", {"num_class_embeds": 10}, "missing keys: class_embedding.weight"),
         ("unet/config.json", {"class_embed_type": "timestep"}, "it embeds classes by 'timestep'"),
         ("unet/config.json", {"sample_size": None}, "its sample_size is None, .*; add --image-size"),
-        ("scheduler/scheduler_config.json", {"_class_name": "FlowMatchEulerDiscreteScheduler"}, "its scheduler is"),
+        ("scheduler/scheduler_config.json", {"_class_name": "MyScheduler"}, "its scheduler is 'MyScheduler', which"),
         ("scheduler/scheduler_config.json", {"prediction_type": "flow"}, "its network predicts 'flow'"),
         ("scheduler/scheduler_config.json", {"beta_schedule": "odd"}, "gives no schedule"),
     ],
@@ -323,3 +323,27 @@ def test_a_path_that_does_not_exist_is_called_that(tmp_path):
     (tmp_path / "model.pth").touch()
     with pytest.raises(ValueError, match=r"model.pth is a file; turn it into a bundle by optcov import"):
         open_predictor(tmp_path / "model.pth")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "schedule", "predicts"),
+    [
+        ("EulerDiscreteScheduler", {"prediction_type": "v_prediction"}, "linear", "v_prediction"),
+        ("DEISMultistepScheduler", {}, "linear", "epsilon"),
+        ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}, "flow", "flow_prediction"),
+    ],
+)
+def test_a_pipeline_on_disk_may_have_any_scheduler_that_one_in_memory_may(pipeline, kind, options, schedule, predicts):
+    import diffusers
+
+    getattr(diffusers, kind)(**options).save_pretrained(pipeline / "scheduler")
+    model = import_model(pipeline)
+    assert (model.schedule.spec()["kind"], model.parameterisation) == (schedule, predicts)
+
+
+def test_a_scheduler_of_edm_on_disk_is_refused_as_in_memory(pipeline):
+    from diffusers import EDMEulerScheduler
+
+    EDMEulerScheduler().save_pretrained(pipeline / "scheduler")
+    with pytest.raises(CheckpointError, match="EDMEulerScheduler scales the network's input and output itself; give"):
+        import_model(pipeline)

@@ -106,8 +106,9 @@ def test_a_network_of_diffusers_comes_with_its_scheduler(tmp_path: Path) -> None
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     transformer = tiny.pipeline("sd3").transformer
-    latents = 2 * torch.randn(12, 4, 8, 8, generator=torch.Generator().manual_seed(0))
-    condition = {"encoder_hidden_states": torch.randn(12, 5, 16), "pooled_projections": torch.randn(12, 16)}
+    seed = torch.Generator().manual_seed(0)
+    latents, texts = 2 * torch.randn(12, 4, 8, 8, generator=seed), torch.randn(12, 5, 16, generator=seed)
+    condition = {"encoder_hidden_states": texts, "pooled_projections": torch.randn(12, 16, generator=seed)}
     model = (transformer, FlowMatchEulerDiscreteScheduler(shift=3.0))
     bundle = optcov.fit(model, latents, condition=condition, **QUICK)
     assert bundle.data_range is None
@@ -116,7 +117,7 @@ def test_a_network_of_diffusers_comes_with_its_scheduler(tmp_path: Path) -> None
     first = {name: value[:2] for name, value in condition.items()}
     options: dict[str, Any] = {"method": "NPR-DDIM", "steps": 3, "condition": first, "progress": False}
     torch.testing.assert_close(
-        optcov.load(tmp_path / "bundle").sample(2, **options), bundle.sample(2, **options), atol=1e-5, rtol=0
+        optcov.load(tmp_path / "bundle").sample(2, **options), bundle.sample(2, **options), atol=1e-4, rtol=0
     )
 
 

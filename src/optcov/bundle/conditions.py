@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from optcov import storage
 from optcov.bundle.errors import BundleError
-from optcov.networks.calls import condition_names
+from optcov.networks.calls import condition_names, require_told
 from optcov.networks.classes import LABELS, as_told, class_entries, takes_labels
 from optcov.networks.unet_config import PLAIN_FLOATS
 from optcov.prediction import check_condition
@@ -96,6 +96,8 @@ def check_told(
             f"{who} has {classes} classes and none that stands for no class; pass labels, such as "
             f'condition={{"class_labels": tensor}} with a number from 0 to {classes - 1} per image'
         )
+    if not told and not empty:
+        require_told(network, told)
     return told
 
 

@@ -29,6 +29,7 @@ from optcov.likelihood import (
 )
 from optcov.likelihood.result import BITS, NATS, Likelihoods
 from optcov.methods import find_method
+from optcov.networks.calls import takes_texts
 from optcov.networks.classes import LABELS, takes_labels
 from optcov.networks.guidance import check_guidance
 from optcov.processes import this_process
@@ -87,6 +88,12 @@ class Scored:
             return {LABELS: labels} if takes_labels(bundle.unet) else None
         return bundle.told_labels(labels, self.whole.name)
 
+    def told(self, bundle: Bundle, condition: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The condition that is given, or else that of the images, once it is checked."""
+        given = self.condition(bundle) if condition is None else condition
+        known = (bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
+        return check_told(given, len(self.images), *known)
+
     def __str__(self) -> str:
         there = min(self.count, len(self.whole))
         asked = f" ({self.count:,} asked for)" if self.count > there else ""
@@ -127,9 +134,7 @@ def sweep(
     )
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
-    condition = scored.condition(bundle) if condition is None else condition
-    known = (bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
-    told = check_told(condition, len(images), *known)
+    told = scored.told(bundle, condition)
     facts: tuple[Any, ...] = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
     facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]
@@ -236,6 +241,11 @@ def score_tensor(
     found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
     data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
     condition = with_labels(condition, labels, len(data))
+    if condition is None and data.captions is not None and takes_texts(bundle.unet):
+        raise ValueError(
+            f"{data.name} has captions, but {bundle.name} holds nothing that encodes them; pass them encoded as "
+            f"condition=, or images alone"
+        )
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
     parts = []
     for K in lengths:

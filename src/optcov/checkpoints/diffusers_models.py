@@ -20,6 +20,7 @@ from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
 from optcov.checkpoints.models import ImportedModel
 from optcov.checkpoints.pipelines import refuse_other_pipelines
+from optcov.checkpoints.schedules import schedule_of_config
 from optcov.networks import TimeArgument
 from optcov.networks.unet_config import (
     BUILDING_ERRORS,
@@ -29,23 +30,14 @@ from optcov.networks.unet_config import (
     no_plain_floats,
     split_config,
 )
-from optcov.prediction import PARAMETERISATIONS, check_kind
+from optcov.prediction import check_kind
 from optcov.schedule import Schedule
 from optcov.storage import read_json
 
 PATTERNS = ("*.json", "*.safetensors", "*.bin")  # of a repository on the hub
-SCHEDULERS = (
-    "DDPMScheduler",
-    "DDIMScheduler",
-    "PNDMScheduler",
-    "DPMSolverMultistepScheduler",
-    "UniPCMultistepScheduler",
-)
 CLASSES = ("UNet2DModel", "PaperUNet")
-PREDICTIONS = PARAMETERISATIONS
 WEIGHTS = "diffusion_pytorch_model"  # and an ending; large ones come in several files
 MAX_JSON_BYTES = 2**24
-MAX_STEPS = 10**5
 
 
 def is_diffusers(path: Path) -> bool:
@@ -148,7 +140,10 @@ def read_config(path: Path) -> Any:
 def _sides(size: Any) -> tuple[int, int]:
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise CheckpointError(f"its sample_size is {str(size)[:80]}, not height and width; add --image-size")
+        raise CheckpointError(
+            f"its sample_size is {str(size)[:80]}, not height and width; add --image-size to optcov import, or set it "
+            f"by unet.register_to_config(sample_size=...)"
+        )
     return sides[0], sides[1]
 
 
@@ -204,18 +199,24 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep diffusers from telling in its log what the report tells, and from bars of its own."""
-    from diffusers.utils import logging
+    """Keep diffusers from telling in its log what the report tells, and it and transformers from bars of their own."""
+    from diffusers.utils import is_transformers_available, logging
 
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    bars: list[Any] = [logging]
+    if is_transformers_available():
+        from transformers.utils import logging as of_transformers
+
+        bars.append(of_transformers)
+    before, shown = logging.get_verbosity(), [each for each in bars if each.is_progress_bar_enabled()]
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    for each in shown:
+        each.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
+        for each in shown:
+            each.enable_progress_bar()
 
 
 def _check_config(path: Path, config: dict[str, Any], loader: Any) -> tuple[str, ...]:
@@ -261,27 +262,8 @@ def _describe(problem: Any) -> str:
 
 def _read_schedule(path: Path) -> tuple[Schedule, str]:
     """Schedule and parameterisation, by the scheduler beside the network."""
-    import diffusers
-
     folder = _folder(path, "scheduler", "scheduler_config.json")
     if not (folder / "scheduler_config.json").is_file():
         return Schedule.linear(), "epsilon"
-    config = read_config(folder / "scheduler_config.json")
-    kind = config.get("_class_name") if isinstance(config, dict) else None
-    if kind not in SCHEDULERS:
-        raise CheckpointError(f"its scheduler is {kind!r}; known are {', '.join(SCHEDULERS)}")
-    parameterisation = config.get("prediction_type", "epsilon")
-    if parameterisation not in PARAMETERISATIONS:
-        raise CheckpointError(f"its network predicts {parameterisation!r}; known are {', '.join(PARAMETERISATIONS)}")
-    steps = config.get("num_train_timesteps", 1000)
-    if type(steps) is not int or not 1 < steps <= MAX_STEPS:
-        raise CheckpointError(f"its scheduler has {str(steps)[:80]} steps; possible are 2 to {MAX_STEPS}")
-    betas = config.get("trained_betas")
-    if isinstance(betas, list) and len(betas) > MAX_STEPS:
-        raise CheckpointError(f"its scheduler has {len(betas)} betas, more than {MAX_STEPS} steps")
-    try:
-        with quietly():
-            return Schedule.from_diffusers(getattr(diffusers, kind).from_config(config)), parameterisation
-    # diffusers raises whatever settings of a wrong kind lead to
-    except Exception as error:
-        raise CheckpointError(f"its scheduler_config.json gives no schedule: {str(error)[:500]}") from error
+    with quietly():
+        return schedule_of_config(read_config(folder / "scheduler_config.json"))

@@ -30,6 +30,7 @@ class Family:
     decoder: str | None = None  # the part that turns latents into images; None: it draws images
     encode: Encode | None = None  # captions to a condition; None: it takes no captions
     encode_empty: Encode | None = None  # what stands for no caption, where the model was trained for guidance
+    encoders: tuple[str, ...] = ()  # the parts without which captions cannot be encoded
     labels: bool = False  # it takes class labels
     any_size: bool = False  # it takes latents of other sizes than its config says
     time_scale: float | None = None  # of its time argument at real times; None: the schedule's own
@@ -109,8 +110,10 @@ def _flux(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Cond
 
 _UNET, _TRANSFORMER = "unet", "transformer"
 _IMAGES = Family("a U-Net of images", _UNET, "UNet2DModel")
+_TEXT = ("tokenizer", "text_encoder")
+_SECOND = ("tokenizer_2", "text_encoder_2")
 _PIXART = Family(
-    *("PixArt", _TRANSFORMER, "PixArtTransformer2DModel", "vae", _pixart, _pixart_empty),
+    *("PixArt", _TRANSFORMER, "PixArtTransformer2DModel", "vae", _pixart, _pixart_empty, _TEXT),
     any_size=True,
 )
 FAMILIES: Mapping[str, Family] = {
@@ -119,20 +122,24 @@ FAMILIES: Mapping[str, Family] = {
     "LDMPipeline": Family("a U-Net of latents", _UNET, "UNet2DModel", "vqvae"),
     "DiTPipeline": Family("DiT", _TRANSFORMER, "DiTTransformer2DModel", "vae", labels=True),
     "StableDiffusionPipeline": Family(
-        *("Stable Diffusion", _UNET, "UNet2DConditionModel", "vae", _stable_diffusion, _stable_diffusion_empty),
+        *("Stable Diffusion", _UNET, "UNet2DConditionModel", "vae", _stable_diffusion, _stable_diffusion_empty, _TEXT),
         any_size=True,
     ),
     "StableDiffusionXLPipeline": Family(
-        *("Stable Diffusion XL", _UNET, "UNet2DConditionModel", "vae", _xl, _xl_empty), any_size=True
+        *("Stable Diffusion XL", _UNET, "UNet2DConditionModel", "vae", _xl, _xl_empty, _SECOND), any_size=True
     ),
     "PixArtAlphaPipeline": _PIXART,
     "PixArtSigmaPipeline": _PIXART,
     "StableDiffusion3Pipeline": Family(
-        *("Stable Diffusion 3", _TRANSFORMER, "SD3Transformer2DModel", "vae", _sd3, _sd3_empty), any_size=True
+        *("Stable Diffusion 3", _TRANSFORMER, "SD3Transformer2DModel", "vae", _sd3, _sd3_empty, _TEXT + _SECOND),
+        any_size=True,
     ),
     # distilled with its guidance, so that it never saw an empty caption in its place; it takes sigma itself as time
     "FluxPipeline": Family(
-        *("Flux", _TRANSFORMER, "FluxTransformer2DModel", "vae", _flux), any_size=True, time_scale=1.0
+        *("Flux", _TRANSFORMER, "FluxTransformer2DModel", "vae", _flux),
+        any_size=True,
+        time_scale=1.0,
+        encoders=_TEXT + _SECOND,
     ),
 }
 MODELS = tuple(dict.fromkeys(family.model for family in FAMILIES.values()))  # classes of networks

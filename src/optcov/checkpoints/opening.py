@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -13,10 +13,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from optcov.checkpoints.diffusers_models import PREDICTIONS, imported_unet, quietly, read_config
+from optcov.checkpoints.diffusers_models import imported_unet, quietly, read_config
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.families import FAMILIES, MODELS, Condition, Family, family_of
 from optcov.checkpoints.models import ImportedModel
+from optcov.checkpoints.schedules import schedule_of
 from optcov.networks import TimeArgument
 from optcov.networks.classes import LABELS, class_entries
 from optcov.prediction import check_kind
@@ -57,6 +58,19 @@ class Words:
             found = self.family.encode_empty(self.pipeline, [""], size)
         return {name: value.cpu() for name, value in found.items()}
 
+    @property
+    def missing(self) -> str | None:
+        """An encoder or a tokenizer that the pipeline needs for captions and does not have."""
+        return next((name for name in self.family.encoders if getattr(self.pipeline, name, None) is None), None)
+
+    def require_encoders(self) -> None:
+        """Refuse to encode captions without what encodes them."""
+        if self.missing is not None:
+            raise CheckpointError(
+                f"this {type(self.pipeline).__name__} has no {self.missing}, so that it cannot encode captions; load "
+                f"the whole pipeline, or give latents with encoded captions as condition="
+            )
+
 
 def import_pipeline(pipeline: Any) -> ImportedModel:
     """Take a pipeline of diffusers as it is in memory; its networks are shared, not copied."""
@@ -64,8 +78,11 @@ def import_pipeline(pipeline: Any) -> ImportedModel:
     parts = {part: value for part, value in pipeline.components.items() if value is not None}
     family = family_of(name, parts)
     network, scheduler = parts[family.network], parts["scheduler"]
+    network = getattr(network, "_orig_mod", network)  # of a network that torch.compile made
     if type(network).__name__ not in (family.model, "PaperUNet"):
-        raise CheckpointError(f"{name}: its {family.network} is a {type(network).__name__}, not a {family.model}")
+        kind = type(network).__name__
+        remedy = "; give the pipeline as it was before optcov.attach" if kind.endswith("WithHead") else ""
+        raise CheckpointError(f"{name}: its {family.network} is a {kind}, not a {family.model}{remedy}")
     schedule, kind = schedule_of(scheduler)
     if family.decoder is None:
         return imported_unet(network, schedule, kind, name)
@@ -140,9 +157,11 @@ def import_network(
     """A network with its schedule, or with a scheduler of diffusers that tells it.
 
     kind: what it predicts; by default what the scheduler says, or noise. layer: the output layer of a module of your
-    own. Networks of diffusers are told times as diffusers tells them, others the schedule's own.
+    own. Networks of diffusers, and others with a scheduler of diffusers, are told times as diffusers tells them; others
+    with a schedule are told its own.
     """
     name: str = source or getattr(network, "__name__", None) or type(network).__name__
+    by_diffusers = not isinstance(schedule, Schedule)
     if not isinstance(schedule, Schedule):
         schedule, found = schedule_of(schedule)
         kind = kind or found
@@ -159,7 +178,8 @@ def import_network(
         shape = (_channels(network), side, side) if isinstance(side, int) else None
         learned = _outputs(network) == 2 * _channels(network)
     else:
-        argument, shape, learned = TimeArgument(1.0), None, False
+        argument = _time_argument(schedule, None) if by_diffusers else TimeArgument(1.0)
+        shape, learned = None, False
     return ImportedModel(
         unet=network.eval() if isinstance(network, nn.Module) else Function(network),
         schedule=schedule,
@@ -208,31 +228,6 @@ class Function(nn.Module):
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> Any:
         """Call it."""
         return self.function(x, time, **condition)
-
-
-def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
-    """The schedule of a scheduler of diffusers, and what its network predicts."""
-    from optcov.schedule.from_diffusers import is_flow
-
-    if not isinstance(getattr(scheduler, "config", None), Mapping):
-        raise CheckpointError(
-            f"{str(scheduler)[:80]!r} is no schedule; give one such as Schedule.linear(), or a scheduler of diffusers"
-        )
-    config = scheduler.config
-    if "sigma_data" in config:
-        raise CheckpointError(
-            f"{type(scheduler).__name__} scales the network's input and output itself; give the denoiser D(x, sigma) "
-            f"that they make together, as (denoiser, Schedule.edm(), 'sample')"
-        )
-    try:
-        schedule = Schedule.from_diffusers(scheduler)
-    except ValueError as error:
-        name, reason = type(scheduler).__name__, str(error)
-        raise CheckpointError(reason if name in reason else f"{name} gives no noise schedule: {reason}") from error
-    kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
-    if kind not in PREDICTIONS:
-        raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")
-    return schedule, kind
 
 
 def _time_argument(schedule: Schedule, scale: float | None) -> TimeArgument:

@@ -12,12 +12,12 @@ from optcov.console import (
     check_seed,
     default_out,
     finish,
+    images_to_score,
     names,
     numbers,
     print_json,
     print_table,
     resumable,
-    some_images,
     tell_clamps,
 )
 
@@ -58,8 +58,8 @@ def command(
     out = out or default_out(bundle, "bpd")
     model = bundles.load(bundle, schedule)
     conventions = Conventions(tuple(names(covariances)) or None, times, eta, last_variance, cdf, seed)
-    test = some_images(data, model, "test", images, labels)
-    train = some_images(data, model, "train", train_images, labels)
+    test = images_to_score(data, model, "test", images, labels)
+    train = images_to_score(data, model, "train", train_images, labels)
     with resumable(out):
         result = bits_per_dim(
             model,

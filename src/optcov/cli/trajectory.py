@@ -13,10 +13,10 @@ from optcov.console import (
     check_seed,
     default_out,
     finish,
+    images_to_score,
     print_json,
     print_table,
     resumable,
-    some_images,
     tell_clamps,
 )
 
@@ -58,7 +58,7 @@ def command(
     out = out or default_out(bundle, "trajectory")
     model = bundles.load(bundle, schedule)
     conventions = Conventions(times=times, last_variance=last_variance, seed=seed)
-    scored = some_images(data, model, "train", images)
+    scored = images_to_score(data, model, "train", images)
     with resumable(out):
         found = optimal_trajectories(
             model, scored, method, max_steps, conventions, work=out, batch_size=batch_size, say=announce

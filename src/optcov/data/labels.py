@@ -83,7 +83,7 @@ def read_metadata(path: Path) -> dict[str, dict[str, Any]]:
     if size > MAX_BYTES:
         raise DataError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
     try:
-        text = read_text(path)
+        text = read_text(path).removeprefix("\ufeff")  # which spreadsheets put first
         rows = list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else _json_lines(text)
     except (csv.Error, StorageError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from error

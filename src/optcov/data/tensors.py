@@ -95,9 +95,11 @@ def as_set(data: Any) -> DataSet:
     if isinstance(data, ImageSet | TensorSet):
         return data
     values, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if isinstance(labels, str):
+        raise DataError(f"the caption {labels[:50]!r} is one text; give a list with one for each image")
     if labels is not None and is_captions(labels):
         whole = as_set(values)
-        return replace(whole, captions=tuple(labels))
+        return replace(whole, captions=tuple(str(text) if isinstance(text, np.str_) else text for text in labels))
     if not isinstance(values, Tensor | np.ndarray):
         raise DataError(
             f"data of type {type(values).__name__} is not known; give a path, a tensor or array (n, C, H, W), "
@@ -120,6 +122,8 @@ def as_set(data: Any) -> DataSet:
 
 def _whole(labels: Tensor) -> Tensor:
     """Labels as int64; numbers between the whole ones are refused."""
+    if labels.is_complex():
+        raise DataError("labels are complex numbers; number the classes from 0")
     if labels.is_floating_point() and bool((broken := labels != labels.round()).any()):
         raise DataError(f"labels are whole numbers, but one is {float(labels[broken][0])}; number the classes from 0")
     return labels.long()
@@ -127,6 +131,8 @@ def _whole(labels: Tensor) -> Tensor:
 
 def is_captions(value: Any) -> bool:
     """Whether something is a list of texts."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and len(value) > 0 and isinstance(value[0], str)  # numpy's texts are texts
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)
 
 

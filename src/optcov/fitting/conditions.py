@@ -61,6 +61,7 @@ def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator
     if not known and bundle.classes is not None:
         labels: Tensor | None = part.labels
         if labels is None:
+            _refuse_captions(bundle, part)
             if bundle.empty_condition:
                 return part
             raise TrainingError(
@@ -77,6 +78,16 @@ def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator
         chosen = torch.rand(len(part), generator=generator) < share
         known = emptied(known, chosen, {name: value.cpu() for name, value in bundle.empty_condition.items()})
     return Conditioned(part.source if isinstance(part, Conditioned) else part, known)
+
+
+def _refuse_captions(bundle: Bundle, part: Part) -> None:
+    """Texts where a network takes classes are not left out in silence."""
+    source = part.source if isinstance(part, Conditioned) else part
+    if source.captions is not None:
+        raise TrainingError(
+            f"{bundle.name} is told a class of each image, but {source.name} has texts; number the classes from 0, as "
+            f"(images, labels) or as the column label of a metadata.csv, or give images alone"
+        )
 
 
 def _numbered(

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from optcov.bundle import Bundle
 from optcov.bundle.directory import check_path
+from optcov.bundle.errors import BundleError
 from optcov.covariances import of_head
 from optcov.data import ImageSet
 from optcov.fitting.batches import Batches, Conditioned, step_generator
@@ -255,7 +256,13 @@ class FitPlan:
         if self.closed_form:
             with torch.no_grad(), watch_passes("heads", show=progress) as note:
                 options = (settings.images, self.loss, settings.time_weighted, note)
-                done = fit_closed_form(bundle.network, self.tasks, self.batches, *options)
+                try:
+                    done = fit_closed_form(bundle.network, self.tasks, self.batches, *options)
+                except BundleError as error:  # of the numbers per time
+                    raise TrainingError(
+                        f"{bundle.name} returns NaN, infinity or numbers beyond all bounds at some times ({error}); "
+                        f"check the scale of its input, and its precision"
+                    ) from error
             self.reports = done.reports
             bundle = bundle.with_numbers(done.numbers)
             history |= {"images": min(settings.images, len(self.train))}

@@ -21,6 +21,7 @@ from optcov.bundle import Bundle
 from optcov.bundle.latents import Codec
 from optcov.bundle.loading import bundle_of
 from optcov.checkpoints import ImportedModel
+from optcov.checkpoints.families import MODELS
 from optcov.data import ImageSet
 from optcov.data.modes import with_channels
 from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets
@@ -30,6 +31,7 @@ from optcov.fitting.config import TrainingError
 from optcov.identity import digest, digest_tensors
 from optcov.networks import fingerprint
 from optcov.networks.classes import LABELS, class_entries
+from optcov.networks.taps import tap_of
 from optcov.prediction import check_condition
 from optcov.progress import track
 
@@ -99,7 +101,7 @@ def foreign_parts(
 
 def _fits(model: ImportedModel, condition: Mapping[str, Tensor], part: DataSet) -> bool:
     """Whether what stands for no caption is of the form of a given condition, so that some of it can be left out."""
-    if model.words is None:
+    if model.words is None or model.words.missing is not None:
         return False
     empty = model.words.empty(_picture_size(model, part))
     shapes = {name: value.shape[1:] for name, value in empty.items()}
@@ -110,22 +112,34 @@ def _bundle(model: ImportedModel, part: DataSet, size: tuple[int, int] | None) -
     """The model as a bundle for data like this."""
     shape = part.shape
     known = model.image_shape
+    if model.decoder is not None and shape[0] != Codec(model.decoder).channels:
+        raise TrainingError(
+            f"{model.source} takes latents of {Codec(model.decoder).channels} channels, but the data has {shape[0]}; "
+            f"give 8-bit images, which are encoded, or latents of its own decoder"
+        )
     if known is not None and tuple(shape) != tuple(known) and not (model.any_size and shape[0] == known[0]):
         what = "latents" if model.decoder is not None else "data"
         raise TrainingError(
             f"{model.source} takes {what} of shape {tuple(known)}, but the data has {tuple(shape)}; use {what} like "
             f"those that it was trained on"
         )
-    if model.decoder is not None and shape[0] != Codec(model.decoder).channels:
-        raise TrainingError(
-            f"{model.source} takes latents of {Codec(model.decoder).channels} channels, but the data has {shape[0]}; "
-            f"give 8-bit images, which are encoded, or latents of its own decoder"
-        )
+    _require_patches(model, shape)
     if model.decoder is None and isinstance(part, TensorSet) and float(part.values.abs().max()) > 1 + SLACK:
         model = replace(model, data_range=None)  # no images: nothing tells where such data ends
     if model.words is not None and size is not None:
         model = replace(model, empty_condition=model.words.empty(size))
     return bundle_of(replace(model, image_shape=tuple(shape)))
+
+
+def _require_patches(model: ImportedModel, shape: tuple[int, ...]) -> None:
+    """Refuse data that the network cannot cut into patches."""
+    side = tap_of(model.unet).patch if type(model.unet).__name__ in MODELS and model.layer is None else None
+    if side is not None and len(shape) == 3 and (shape[1] % side or shape[2] % side):
+        what, factor = ("data", 1) if model.decoder is None else ("latents", Codec(model.decoder).factor)
+        raise TrainingError(
+            f"{model.source} cuts {what} into patches of {side} x {side}, but the data has {what} of {shape[1]} x "
+            f"{shape[2]}; use images whose sides {side * factor} divides"
+        )
 
 
 def _some(part: DataSet, most: int) -> DataSet:
@@ -144,13 +158,17 @@ def _encoded(model: ImportedModel, part: Any, cache: Path | None, progress: bool
         return part if not isinstance(part, ImageSet) or model.image_shape is None else _coloured(part, model)
     codec = Codec(model.decoder)
     images = with_channels(part, codec.colours)
-    factor = 2 ** (len(model.decoder.config["block_out_channels"]) - 1)
-    if images.shape[0] != codec.colours or images.shape[1] % factor or images.shape[2] % factor:
+    if images.shape[0] != codec.colours:
         raise TrainingError(
-            f"{images.name} has images of shape {images.shape}, but the decoder of {model.source} takes "
-            f"{codec.colours} channels and sides that {factor} divides; scale or crop them"
+            f"{images.name} has images of {images.shape[0]} channels, but the decoder of {model.source} takes "
+            f"{codec.colours}; convert them first"
         )
-    identity = [fingerprint(model.decoder), codec.scale, codec.shift, images.checksum, "mode"]
+    if images.shape[1] % codec.factor or images.shape[2] % codec.factor:
+        raise TrainingError(
+            f"{images.name} has images of shape {images.shape}, but the decoder of {model.source} takes sides that "
+            f"{codec.factor} divides; scale or crop them"
+        )
+    identity = [fingerprint(model.decoder), *codec.scaling, images.checksum, "mode"]
     starts = range(0, len(images), PART)
 
     def encode(number: int) -> dict[str, Tensor]:
@@ -188,7 +206,7 @@ def _picture_size(model: ImportedModel, part: DataSet) -> tuple[int, int]:
     shape = part.shape
     if model.decoder is None or len(shape) != 3:
         return (int(shape[-1]), int(shape[-1]))
-    factor = 2 ** (len(model.decoder.config["block_out_channels"]) - 1)
+    factor = Codec(model.decoder).factor
     return shape[1] * factor, shape[2] * factor
 
 
@@ -206,6 +224,7 @@ def _told(model: ImportedModel, part: DataSet, size: tuple[int, int], cache: Pat
 
 
 def _require_captions(model: ImportedModel, part: DataSet) -> None:
+    model.words.require_encoders()
     if part.captions is None:
         raise TrainingError(
             f"{model.source} is told a caption of each image, but {part.name} has none; give (images, captions), a "

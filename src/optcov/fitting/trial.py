@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from optcov.bundle import Bundle
+from optcov.checkpoints.opening import Function
 from optcov.fitting.batches import Conditioned
 from optcov.fitting.conditions import Part
 from optcov.fitting.config import TrainingError
@@ -30,10 +31,11 @@ def try_network(bundle: Bundle, part: Part) -> tuple[Tensor, BackboneOutput]:
     except torch.OutOfMemoryError:
         raise
     except CALLING_ERRORS as error:
+        kind = bundle.name if isinstance(module, Function) else type(module).__name__
         known = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in told.items())
         given = f"the condition {known} of a data point" if known else "no condition"
         raise TrainingError(
-            f"{type(module).__name__} cannot be called with data of shape {tuple(x_0.shape[1:])} and {given} "
+            f"{kind} cannot be called with data of shape {tuple(x_0.shape[1:])} and {given} "
             f"({type(error).__name__}: {brief(error)}); give what it was trained on"
         ) from error
     if not bool(output.output.isfinite().all()):

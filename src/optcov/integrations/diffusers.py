@@ -93,6 +93,12 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "
             f"{list(bundle.data_range)}; give a pipeline of images such as DDPMPipeline"
         )
+    if bundle.classes is not None:
+        raise ValueError(
+            f"{kind} tells its network no class, but that of {bundle.name} takes one; sample by "
+            f"bundle.sample(n, labels=...)"
+        )
+    unet = getattr(unet, "_orig_mod", unet)  # of a network that torch.compile made
     known: Any = (*UNETS.values(), UNetWithHead)
     if not isinstance(unet, known):
         raise ValueError(

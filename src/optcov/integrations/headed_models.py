@@ -169,7 +169,8 @@ def _with_head(network: Any, run: Any, given: Mapping[str, Any]) -> Any:
     labels = given.get(LABELS)
     if labels is not None and reader.empty_class is not None and len(x) % 2 == 0:
         half = len(x) // 2
-        if bool((labels[half:] == reader.empty_class).all()) and bool((labels[:half] != reader.empty_class).any()):
+        empty = labels == reader.empty_class
+        if bool(empty[half:].all()) and not bool(empty[:half].all()) and torch.equal(x[:half], x[half:]):
             said = mailbox.both_halves(said)  # a guided DiT steps with both halves of its batch
     told = float(torch.as_tensor(given["timestep"]).reshape(-1)[0])
     mailbox.leave(reader.settings["link"], pack(said) if reader.packed else said, told)

@@ -16,7 +16,7 @@ from optcov.integrations.headed_models import unwrap, wrap
 from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.methods import Method
 from optcov.networks import fingerprint
-from optcov.networks.calls import image_channels
+from optcov.networks.calls import example_of, image_channels
 from optcov.schedule import Schedule
 from optcov.solvers.peers import clip_options
 
@@ -63,7 +63,7 @@ def _matching(pipeline: Any, family: Family, bundle: Bundle) -> nn.Module:
     kind, own = type(pipeline).__name__, getattr(pipeline, family.network, None)
     if own is None:
         raise ValueError(f"this {kind} has no {family.network} to replace; load the whole pipeline")
-    own = unwrap(own)
+    own = unwrap(getattr(own, "_orig_mod", own))
     theirs, ours = type(own).__name__, type(bundle.unet).__name__
     if theirs != ours:
         raise ValueError(f"the network of this {kind} is a {theirs}, but that of {bundle.name} is a {ours}")
@@ -72,6 +72,16 @@ def _matching(pipeline: Any, family: Family, bundle: Bundle) -> nn.Module:
             f"{kind} draws latents of {image_channels(own)[0]} channels, which its {family.decoder} decodes, but "
             f"{bundle.name} draws {'images' if bundle.data_range else 'latents'} of {bundle.image_shape[0]} channels; "
             f"give the pipeline that it was fitted on"
+        )
+    taken = [
+        {name: value.shape[-1] if value.ndim > 1 else 1 for name, value in example_of(each).items()}
+        for each in (own, bundle.unet)
+    ]
+    if taken[0] != taken[1]:
+        theirs, ours = (", ".join(f"{name} of {width}" for name, width in each.items()) for each in taken)
+        raise ValueError(
+            f"the network of this {kind} is told {theirs}, but that of {bundle.name} {ours}; give the pipeline that it "
+            f"was fitted on"
         )
     if bundle.schedule is not bundle.network.native_schedule:
         raise ValueError(f"{bundle.name} is on another schedule than its network's own; load it without schedule=")
@@ -93,8 +103,11 @@ def _flow_scheduler(pipeline: Any, bundle: Bundle, row: Method, told: dict[str, 
         tensors = bundle.numbers.tensors()
         wanted = ("times", "mean_square_noise", kind.number, IN_VELOCITY[kind.number])
         numbers = {name: tensors[name].tolist() for name in dict.fromkeys(wanted) if name in tensors}
+    theirs = pipeline.scheduler.config
+    if "shift" not in theirs and theirs.get("flow_shift") is not None:
+        options["shift"] = theirs["flow_shift"]  # as DPM-Solver and UniPC call it
     return FlowMatchOptimalCovarianceScheduler.from_config(
-        pipeline.scheduler.config, covariance=row.covariance, eta=row.eta, numbers=numbers, **options
+        theirs, covariance=row.covariance, eta=row.eta, numbers=numbers, **options
     )
 
 

@@ -52,24 +52,33 @@ def condition_names(module: nn.Module) -> tuple[str, ...] | None:
     return tuple(name for name in taken if name not in _NOT_CONDITIONS)
 
 
+def takes_texts(module: nn.Module) -> bool:
+    """Whether a network of diffusers is told encoded captions."""
+    known = call_of(module)
+    return known is not None and _TEXT in known.names
+
+
 def call(module: nn.Module, x: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
     """Run a network once at x (B, C, H, W) and its own time argument (B,)."""
     kind: type = type(module)
     known = _call_of_class(kind)
     if known is None:
-        return _tensor(module(x, time, **condition))
+        return _tensor(module(x, time, **condition), module)
     if known.example is not None:
-        _require(known.example(module.config), condition, kind.__name__)
+        require_told(module, condition)
     if condition:
         condition = {name: v.to(x.dtype) if v.is_floating_point() else v for name, v in condition.items()}
-    return _tensor(known.run(module, x, time, condition))
+    return _tensor(known.run(module, x, time, condition), module)
 
 
-def _require(needed: Mapping[str, Any], condition: Mapping[str, Tensor], kind: str) -> None:
+def require_told(module: nn.Module, condition: Mapping[str, Tensor]) -> None:
+    """Refuse to run a network of diffusers without what it must be told."""
+    known = call_of(module)
+    needed = {} if known is None or known.example is None else known.example(module.config)
     missing = [name for name in needed if name not in condition]
     if missing:
         raise ValueError(
-            f"{kind} needs the condition {missing[0]!r}, and none is told; pass "
+            f"{type(module).__name__} needs the condition {missing[0]!r}, and none is told; from Python pass "
             f"condition={{{', '.join(f'{name!r}: ...' for name in needed)}}}, each with one entry per image"
         )
 
@@ -126,8 +135,20 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     return patches.reshape(batch, channels // 4, height, width)
 
 
-def _tensor(raw: Any) -> Tensor:
-    return raw if isinstance(raw, Tensor) else raw[0] if isinstance(raw, tuple) else raw.sample
+def _tensor(raw: Any, module: nn.Module) -> Tensor:
+    """The prediction in what a network returns: a tensor, the first of several, or what is called sample."""
+    if isinstance(raw, Tensor):
+        return raw
+    first = raw[0] if isinstance(raw, tuple | list) and len(raw) else raw
+    found = first.get("sample") if isinstance(first, Mapping) else getattr(first, "sample", first)
+    if isinstance(found, Tensor):
+        return found
+    name = getattr(getattr(module, "function", None), "__name__", None) or type(module).__name__
+    kind = type(found if isinstance(raw, tuple | list) else raw).__name__
+    raise ValueError(
+        f"{name} returns a {kind}, in which no prediction is found; return a tensor, a tuple that begins with one, or "
+        f"an object with one as its sample"
+    )
 
 
 def _part(condition: Mapping[str, Tensor], *names: str) -> dict[str, Tensor]:
@@ -173,7 +194,7 @@ def _flux(module: Any, x: Tensor, time: Tensor, condition: Mapping[str, Tensor])
         txt_ids=torch.zeros(text.shape[1], 3, device=x.device, dtype=x.dtype),
         img_ids=places.to(x.device, x.dtype),
     )
-    return unpack(_tensor(raw), height, width)
+    return unpack(_tensor(raw, module), height, width)
 
 
 def _unet_example(config: Any) -> dict[str, tuple[int, ...]]:

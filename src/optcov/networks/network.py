@@ -204,5 +204,5 @@ def _differs(value: Any, usual: Any) -> bool:
 
 def _channel_remedy(returned: int, images: int) -> str:
     if returned == 2 * images:
-        return "pass learned_range=True for a network of Improved DDPM"
+        return "of a network of Improved DDPM return the first half, or pass learned_range=True to HeadedNetwork"
     return "use images with as many channels as the network was trained on"

@@ -9,6 +9,8 @@ import numpy as np
 
 from optcov.schedule.base import Schedule
 
+TOLERANCE = 1e-3  # of alpha-bar: schedulers compute in float32
+
 
 def from_diffusers(scheduler: Any) -> Schedule:
     """See Schedule.from_diffusers."""
@@ -25,14 +27,14 @@ def from_diffusers(scheduler: Any) -> Schedule:
             f"matching or of EDM; pass one such as DDPMScheduler, or use Schedule.from_betas"
         )
     betas = _betas(scheduler, config)
-    if config.get("rescale_betas_zero_snr"):
-        if config.get("prediction_type", "epsilon") == "epsilon":
-            raise ValueError(
-                "rescale_betas_zero_snr=True ends with pure noise, from which x_0 cannot be recovered by a noise "
-                "prediction; load the scheduler with rescale_betas_zero_snr=False"
-            )
-        betas = _without_last_signal(betas)
-    return Schedule.from_betas(betas)
+    if config.get("rescale_betas_zero_snr") and config.get("prediction_type", "epsilon") == "epsilon":
+        raise ValueError(
+            "rescale_betas_zero_snr=True ends with pure noise, from which x_0 cannot be recovered by a noise "
+            "prediction; load the scheduler with rescale_betas_zero_snr=False"
+        )
+    schedule = Schedule.from_betas(_moved(betas, config))
+    _require_its_own(schedule, scheduler)
+    return schedule
 
 
 def is_flow(scheduler: Any) -> bool:
@@ -55,9 +57,27 @@ def _betas(scheduler: Any, config: Mapping[str, Any]) -> Any:
     return scheduler.betas.double().numpy()
 
 
-def _without_last_signal(betas: Any) -> Any:
-    """Zero terminal SNR (Lin et al. 2023, Algorithm 1): sqrt(alpha_bar) moved down and stretched to end at 0."""
-    signal = np.sqrt(np.cumprod(1 - betas))
-    moved = (signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])
-    alpha_bar = np.concatenate([[1.0], moved**2])
-    return 1 - alpha_bar[1:] / alpha_bar[:-1]
+def _moved(betas: Any, config: Mapping[str, Any]) -> Any:
+    """Betas whose SNR is divided by a number (CogVideoX), and that end without signal, where the config says so."""
+    shift, zero = float(config.get("snr_shift_scale") or 1.0), bool(config.get("rescale_betas_zero_snr"))
+    if shift == 1 and not zero:
+        return betas
+    alpha_bar = np.cumprod(1 - betas)
+    alpha_bar = alpha_bar / (shift + (1 - shift) * alpha_bar)
+    if zero:  # Lin et al. 2023, Algorithm 1: sqrt(alpha_bar) moved down and stretched to end at 0
+        signal = np.sqrt(alpha_bar)
+        alpha_bar = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])) ** 2
+    return 1 - alpha_bar / np.concatenate([[1.0], alpha_bar[:-1]])
+
+
+def _require_its_own(schedule: Schedule, scheduler: Any) -> None:
+    """Refuse a scheduler that changes its betas by settings that are not known here."""
+    theirs = getattr(scheduler, "alphas_cumprod", None)
+    if theirs is None:
+        return
+    ours = schedule.alpha_bar(schedule.full_grid())
+    if theirs.shape != ours.shape or not bool((theirs.cpu().double() - ours).abs().max() < TOLERANCE):
+        raise ValueError(
+            f"{type(scheduler).__name__} has other alphas_cumprod than its betas give; build the schedule by "
+            f"Schedule.from_betas"
+        )
