@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -84,6 +85,14 @@ def test_what_checks_and_documentation_need_is_pinned():
         (needed,) = re.findall(rf"^{extra} = \[(.*?)\]$", project, re.DOTALL | re.MULTILINE)
         for requirement in re.findall(r'"([\w-]+)', needed):
             assert requirement in pinned
+
+
+def test_one_extra_takes_all_that_can_be_installed_together():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = extras["all"]
+    assert named == "optcov[datasets,lite0,fid,play]"
+    apart = {"all", "dev", "docs", "azula"}  # azula brings torchvision, which must match the build of torch
+    assert extras.keys() - apart == set(named.removeprefix("optcov[").removesuffix("]").split(","))
 
 
 @pytest.mark.long
