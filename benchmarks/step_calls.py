@@ -56,9 +56,7 @@ def trace(work: Callable[[], Any]) -> Walk:
     def look(frame: FrameType, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(PACKAGE):
-            # Python 3.10 knows no qualified names
-            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-            calls.append((file[len(PACKAGE) + 1 :].replace(os.sep, "/"), name))
+            calls.append((file[len(PACKAGE) + 1 :].replace(os.sep, "/"), frame.f_code.co_qualname))
 
     sys.setprofile(look)
     try:

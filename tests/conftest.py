@@ -22,6 +22,11 @@ from warm_commands import WarmCommands
 
 # Some virtual machines announce AMX and do not allow it; a product of bfloat16 matrices then ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+ROOT = Path(__file__).parents[1]
+# what tools and people leave at the root while tests run; anything else that appears there was written by a test
+NOT_BY_TESTS = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".import_linter_cache", "__pycache__"}
+NOT_BY_TESTS |= {".venv", "build", "dist", "site", "data", "runs"}
+
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
 
@@ -43,6 +48,15 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """What the small runs of reliability_runs.py work on."""
     return Inputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_new_at_the_root() -> Iterator[None]:
+    """A test writes into its own tmp_path, never beside the code."""
+    before = set(os.listdir(ROOT))
+    yield
+    new = set(os.listdir(ROOT)) - before - NOT_BY_TESTS
+    assert not new, f"written into {ROOT}, where no test may write: {sorted(new)}"
 
 
 @pytest.fixture(autouse=True)

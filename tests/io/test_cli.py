@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from optcov import Schedule, cli
+from optcov import Schedule, __version__, cli
 from optcov.cli import COMMANDS, TASKS, app, main
 from small_bundles import save_with_images
 
@@ -75,7 +75,7 @@ def test_importing_the_package_does_not_wait_for_diffusers():
 def test_version():
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
-    assert result.output.startswith("0.1")
+    assert result.output.strip() == __version__
 
 
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(monkeypatch, capsys):
@@ -165,3 +165,7 @@ def test_the_first_screen_of_a_command_has_few_options_and_help_all_has_every_on
             assert max(option.opts, key=len) in everything, (name, option.name)
         first = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
         assert ("--help-all" in first) == (len(shown) < len(options))
+
+
+def test_help_keeps_the_brackets_of_an_extra():
+    assert "pip install 'optcov[play]'" in CliRunner().invoke(app, ["play", "--help"], env={"COLUMNS": "200"}).output

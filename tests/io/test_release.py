@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -36,6 +37,40 @@ def test_the_package_says_that_it_is_typed():
     assert (Path(optcov.__file__).parent / "py.typed").is_file()
 
 
+DOWNSTREAM = """
+import torch
+import optcov
+
+def use(images: torch.Tensor) -> float:
+    bundle: optcov.Bundle = optcov.fit("my-pipeline", images, heads=["npr"], images=64)
+    drawn: torch.Tensor = bundle.sample(4, method="NPR-DDIM", steps=10)
+    variance: torch.Tensor = bundle.posterior(drawn, 300).variance
+    process: optcov.ReverseProcess = bundle.reverse_process("NPR-DDPM")
+    step: optcov.Gaussian = process.step(drawn, 500, 400)
+    bound: optcov.ElboTerms = optcov.elbo(process, drawn, optcov.Trajectory.even(bundle.schedule, 5))
+    bundle.save("bundle")
+    score: float = bundle.bits_per_dim(images, steps=10).of("npr", 10).mean
+    return score + float(bound.bits_per_dim().mean() + step.mean.sum() + variance.sum())
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_uses_the_package_passes_mypy_strict(tmp_path):
+    """Its types are those of an installed package, and a wrong use is found: nothing of it is Any."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    (installed,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    here = {str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))}
+    (installed / "here.pth").write_text("\n".join(sorted(here)))
+    (tmp_path / "right.py").write_text(DOWNSTREAM)
+    (tmp_path / "wrong.py").write_text('import optcov\nnumber: int = optcov.load("fashion").sample(4)\n')
+    check = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache")]
+    check += ["--python-executable", str(tmp_path / "venv" / "bin" / "python"), "right.py", "wrong.py"]
+    found = subprocess.run(check, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert "right.py" not in found
+    assert 'wrong.py:2: error: Incompatible types in assignment (expression has type "Tensor"' in found
+    assert "Found 1 error in 1 file" in found
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) < 60
@@ -50,6 +85,14 @@ def test_what_checks_and_documentation_need_is_pinned():
         (needed,) = re.findall(rf"^{extra} = \[(.*?)\]$", project, re.DOTALL | re.MULTILINE)
         for requirement in re.findall(r'"([\w-]+)', needed):
             assert requirement in pinned
+
+
+def test_one_extra_takes_all_that_can_be_installed_together():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = extras["all"]
+    assert named == "optcov[datasets,lite0,fid,play]"
+    apart = {"all", "dev", "docs", "azula"}  # azula brings torchvision, which must match the build of torch
+    assert extras.keys() - apart == set(named.removeprefix("optcov[").removesuffix("]").split(","))
 
 
 @pytest.mark.long

@@ -198,6 +198,7 @@ FIT = {
     "a word as a switch": ({"flip": "no"}, "flip = 'no' is not a switch"),
     "a rate of a word": ({"learning_rate": "x"}, "learning_rate = 'x' is not a positive number"),
     "a place by its number": ({"work": 5}, "5 is not a path"),
+    "a place without a name": ({"work": ""}, "'' is not a path"),  # pathlib takes it for the current directory
 }
 
 

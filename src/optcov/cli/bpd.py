@@ -37,19 +37,17 @@ def command(
     times: int = typer.Option(0, min=0, help="Sweep only this many evenly spaced times; 0: all of them."),
     steps: str = typer.Option("10,25,50,100,200,1000", help="Numbers of steps K."),
     covariances: str = typer.Option("", help="Covariances, separated by commas; default all that the bundle can do."),
-    eta: float = typer.Option(1.0, help="Forward process: 1 is DDPM's; the bound exists for eta in (0, 1]."),
+    eta: float = typer.Option(1.0, help="Forward process, above 0 up to 1. 1 is DDPM's."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     cdf: str = typer.Option("exact", help="Normal CDF of the last step: exact, or tanh as the authors approximate it."),
-    repeats: int = typer.Option(1, min=1, help="Repeat with this many seeds: mean and standard deviation over them."),
-    seed: int = typer.Option(0, callback=check_seed, help="Noise depends on (seed, image, time) alone."),
+    repeats: int = typer.Option(1, min=1, help="Repeat with so many seeds, and print mean and standard deviation."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
-    labels: bool = typer.Option(
-        True, help="Tell a network with classes the labels of the images; without, the bound is that of no class."
-    ),
+    labels: bool = typer.Option(True, help="Tell a network with classes the labels of the images."),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
-    """Bound the negative log-likelihood of images: every covariance, every K, even and optimal trajectories."""
+    """Bound the likelihood of images: bits/dim for every covariance and number of steps, at even and optimal times."""
     from optcov import bundle as bundles
     from optcov import storage
     from optcov.bundle.scoring import Conventions, bits_per_dim

@@ -47,11 +47,11 @@ def command(
     ),
     data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
-    heads: str = typer.Option("sn,npr,range", help="Heads to fit; none measures the numbers per time alone."),
-    kind: str = typer.Option("auto", help="auto, timed, conv or residual; residual heads train by AdamW."),
+    heads: str = typer.Option("sn,npr,range", help="Heads to fit. none: only measure the numbers per time."),
+    kind: str = typer.Option("auto", help="auto, timed, conv or residual. Residual heads are trained by AdamW."),
     images: int = typer.Option(4096, min=1, help="Images of a closed-form fit."),
     paper_exact: bool = typer.Option(
-        False, help="Mean squared error with linear output, for residual heads with dropout on, as in the paper."
+        False, help="Fit as the paper does: squared error, linear output; residual heads with dropout."
     ),
     time_weighted: bool = typer.Option(
         False, help="With --paper-exact: divide squared errors by the mean target's square."
@@ -63,27 +63,26 @@ def command(
     score_samples: int = typer.Option(
         0,
         min=0,
-        help="Judge each checkpoint of residual heads by the Frechet distance of so many samples; 0: the last.",
+        help="Choose the best checkpoint of residual heads by so many samples. 0: take the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
     score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
-    times: int = typer.Option(100, min=0, help="Times at which the numbers per time are measured; 0 for every one."),
+    times: int = typer.Option(100, min=0, help="Measure the numbers per time at so many times. 0: at all."),
     measure_images: int = typer.Option(
-        96, min=0, help="Images per time; 0 takes the numbers from the fit's own samples and measures no spectra."
+        96, min=0, help="Images per time. 0: take the numbers from the fit itself, without spectra."
     ),
     calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
     evaluations: int = typer.Option(
-        0, min=0, help="Network evaluations in all: scales the numbers of images; 0 leaves them as they are."
+        0, min=0, help="Budget of network evaluations: scales the numbers of images. 0: as they are."
     ),
-    half: bool = typer.Option(
-        True, help="Round a new noise predictor to float16 first, to store it in half the space."
-    ),
+    half: bool = typer.Option(True, help="Round the network to float16 before the fit, to store it in half the space."),
     flip: bool = typer.Option(False, help="Mirror images at random, if the network was trained so."),
     schedule: str | None = typer.Option(
-        None, help="Schedule of a UNet2DModel alone: vp_sde, linear or cosine; default diffusers' linear one."
+        None,
+        help="Schedule of a UNet2DModel without a scheduler: vp_sde, linear or cosine. Default: diffusers' linear one.",
     ),
     empty_class: int | None = typer.Option(
-        None, min=0, help="Class of a foreign network that stands for no class; runs and bundles tell it themselves."
+        None, min=0, help='Number of the class that means "no class". Bundles and runs of optcov train know it.'
     ),
     empty_share: float = typer.Option(0.1, help="Share of images fitted without their label, for guidance."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
@@ -92,7 +91,7 @@ def command(
     ),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
-    """Fit heads and measure the numbers per time (stage 2)."""
+    """Fit heads on a trained network, and measure the numbers per time."""
     from optcov.bundle import Bundle, load
     from optcov.bundle.description import describe
     from optcov.bundle.sampler import suggested_method

@@ -26,7 +26,9 @@ def command(
     samples: int = typer.Option(2000, min=4, help="Images to draw from a BUNDLE:METHOD."),
     steps: int = typer.Option(10, min=2, help="Reverse steps to draw them by."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed to draw them by."),
-    kernel: bool = typer.Option(False, "--kernel", help="Measure the kernel distance too; FID has KID beside it."),
+    kernel: bool = typer.Option(
+        False, "--kernel", help="Measure the kernel distance, too. With inception it is always measured (KID)."
+    ),
     save_first: Path = typer.Option(None, help="Write the first set's statistics (mu, sigma) to this .npz file."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:

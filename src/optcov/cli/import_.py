@@ -20,7 +20,7 @@ def command(
     name: str | None = typer.Option(
         None,
         "--as",
-        help="Which network it is, if its keys do not tell: cifar10-ls, cifar10-cs, cifar10-vp-sde, celeba64, "
+        help="Which network it is, if the file does not tell: cifar10-ls, cifar10-cs, cifar10-vp-sde, celeba64, "
         "imagenet64, lsun-bedroom.",
     ),
     out: Path = typer.Option(..., help="Where to write the bundle."),
@@ -28,9 +28,9 @@ def command(
     npr: Path | None = typer.Option(None, help="Another file of the same network, with the NPR head."),
     sn: Path | None = typer.Option(None, help="Another file of the same network, with the SN head."),
     gamma: Path | None = typer.Option(None, help="The authors' Gamma file, for Analytic-DPM."),
-    image_size: int | None = typer.Option(None, help="Height and width, if the keys do not tell.", min=1),
+    image_size: int | None = typer.Option(None, help="Height and width, if the file does not tell.", min=1),
     empty_class: int | None = typer.Option(
-        None, min=0, help="Class that stands for no class, if the network knows classes and one of them does."
+        None, min=0, help='Number of the class that means "no class", if the network has one.'
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace another bundle that is there."),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),

@@ -23,17 +23,17 @@ def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     data: str | None = typer.Option(
         None,
-        help="Images to begin with; by default those of the embedded model, or samples.",
+        help="Images to begin with. By default test images of the embedded model, or samples.",
         show_default=False,
     ),
-    host: str = typer.Option("127.0.0.1", help="Address to listen at; 0.0.0.0 lets other machines in."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen at. 0.0.0.0 lets other machines in."),
     port: int | None = typer.Option(
-        None, help="Port to listen at; by default the first free one from 7860.", show_default=False
+        None, help="Port to listen at. By default the first free one from 7860.", show_default=False
     ),
 ) -> None:
     """Open a page to play with a bundle: samples, paths, uncertainty, bits/dim, restoration.
 
-    Needs gradio: pip install 'optcov[play]'. Everything runs on this machine.
+    It needs gradio: pip install 'optcov\\[play]'. Everything runs on this machine.
     """
     if port is not None and not 1 <= port <= MAX_PORT:
         raise ValueError(f"--port {port} is no port; choose one from 1 to {MAX_PORT}, or leave it out")

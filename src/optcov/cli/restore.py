@@ -28,8 +28,8 @@ def command(
         None, help="What is hidden: box:12x12, box:12x12+ROW+COLUMN, random:0.7, or an image, white where seen."
     ),
     blur: float | None = typer.Option(None, help="Standard deviation of a Gaussian blur, in pixels."),
-    downscale: int | None = typer.Option(None, help="The image is smaller by this factor: means of squares of pixels."),
-    noise: float = typer.Option(0.05, help="Standard deviation of the noise, images being in [-1, 1]; 0 is allowed."),
+    downscale: int | None = typer.Option(None, help="The image is smaller by this factor."),
+    noise: float = typer.Option(0.05, help="Standard deviation of the noise, for images from -1 to 1. 0 is allowed."),
     samples: int = typer.Option(16, help="Number of restored images."),
     steps: int = typer.Option(50, help="Number of reverse steps K."),
     method: str | None = typer.Option(
@@ -39,18 +39,18 @@ def command(
     simulate: bool = typer.Option(False, "--simulate", help="IMAGE is undamaged: damage it, then restore it."),
     out: Path | None = typer.Option(None, callback=check_out, help="Directory for pictures; by default in out/."),
     way: str | None = typer.Option(
-        None, help="guidance: through the network's gradient; proximal: without, cheaper.", show_default=False
+        None, help="guidance uses the network's gradient. proximal does not, and is cheaper.", show_default=False
     ),
-    strength: float | None = typer.Option(None, help="The number that DPS and DiffPIR are tuned by."),
+    strength: float | None = typer.Option(None, help="Strength of DPS or DiffPIR."),
     border: str = typer.Option("periodic", help="What lies outside a blurred image: periodic or zero."),
-    seed: int = typer.Option(0, callback=check_seed, help="With the sample's number it determines its noise."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each sample has noise of its own."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(16, help="Samples drawn at once; does not change them."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
-    """Restore an image that is masked, blurred, smaller or noisy: many possible images, their mean, and how sure it is.
+    """Restore an image that is masked, blurred, smaller or noisy: possible images, with their mean and spread.
 
-    Several kinds of damage come in this order: blur, downscale, mask, noise.
+    Several kinds of damage are applied in this order: blur, downscale, mask, noise.
     """
     from optcov import bundle as bundles
     from optcov.inverse import Solver, restore

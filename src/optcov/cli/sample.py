@@ -39,32 +39,32 @@ def command(
     ),
     method: str | None = typer.Option(
         None,
-        help="A row of the paper or a peer, as listed above; by default NPR-DDIM, or what optcov info recommends.",
+        help="A method listed above. By default NPR-DDIM, or what optcov info recommends.",
         show_default=False,
     ),
     steps: int = typer.Option(25, help="Number of reverse steps K."),
     n: int | None = typer.Option(
         None, "--n", help="Number of images; by default 64, or a row of 8 for each class.", show_default=False
     ),
-    seed: int = typer.Option(0, callback=check_seed, help="With the image's number it determines its noise."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each image has noise of its own."),
     classes: list[str] | None = typer.Option(
         None,
         "--class",
-        help="Draw this class; several take turns, a row of 8 images each. none: without a class. By default all.",
+        help="Draw this class, or none. May be repeated. By default a row for each class.",
         show_default=False,
     ),
-    guidance: float = typer.Option(1.0, help="How far to move from what is drawn without a class; 1: not at all."),
+    guidance: float = typer.Option(1.0, help="Weight of classifier-free guidance. 1: none."),
     trajectory: str = typer.Option("even", help="Times: even, quadratic, karras or optimal."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, help="Images drawn at once; does not change them."),
     file_format: str = typer.Option("png", "--format", help="png: a file per image; npz: a file per batch."),
     noise_cap: float | None = typer.Option(
-        None, help="The paper's y in 8-bit levels; by default the bundle's; 0: none."
+        None, help="The paper's y in 8-bit levels. By default the bundle's. 0: none."
     ),
-    last_step: str = typer.Option("mean", help="The last step shows its mean, or is drawn: mean or draw."),
+    last_step: str = typer.Option("mean", help="What the last step gives: its mean, or a draw."),
     tolerance: float = typer.Option(0.05, help="Relative tolerance of Gotta Go Fast, which chooses its own steps."),
     ocm_probes: int | None = typer.Option(
-        None, help="Of OCM-DDPM and OCM-DDIM: probe the Jacobian so often at each step, in the place of a fitted head."
+        None, help="OCM-DDPM, OCM-DDIM: probes of the Jacobian per step, instead of a fitted head."
     ),
     no_clip: bool = typer.Option(False, "--no-clip", help="Clip x0_hat in the last step only; see docs/clipping.md."),
     compare: bool = typer.Option(

@@ -14,10 +14,10 @@ def command(
     data: str = typer.Argument(help="Images: directory, .npz, .npy, hf:NAME; #train or #test at its end is a split."),
     out: Path = typer.Argument(help="The .npz file to write: mu, sigma, and some features for the kernel distance."),
     features: str = typer.Option("inception", help="Feature extractor: inception, lite0, fashion or inception:FILE."),
-    rows: int = typer.Option(10000, min=2, help="Images whose features are kept, at random, for the kernel distance."),
+    rows: int = typer.Option(10000, min=2, help="Random images whose features are kept for the kernel distance."),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
-    """Gather the statistics that `optcov frechet` compares with; the same command goes on after an interruption."""
+    """Gather the statistics that optcov frechet compares with. If it is stopped, the same command goes on."""
     from optcov.metrics import MetricError, find_extractor
     from optcov.metrics.gathering import check_place, gather_statistics
     from optcov.metrics.sources import load_images

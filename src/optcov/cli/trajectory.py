@@ -26,12 +26,12 @@ FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
 def command(
     bundle: Path = typer.Argument(help="Directory of a bundle; the trajectories are stored in it."),
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, hf:NAME."),
-    method: str = typer.Option("NPR-DDPM", help="The row of the paper whose bound is made least."),
+    method: str = typer.Option("NPR-DDPM", help="The method whose bound is made least."),
     max_steps: int = typer.Option(100, min=1, help="Find the best trajectory of every length up to this."),
     images: int = typer.Option(100, min=2, help="Training images to choose by."),
     times: int = typer.Option(0, min=0, help="Choose among this many evenly spaced times; 0: all of them."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
-    seed: int = typer.Option(0, callback=check_seed, help="Noise depends on (seed, image, time) alone."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     out: Path | None = typer.Option(

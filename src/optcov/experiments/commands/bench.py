@@ -12,13 +12,13 @@ from optcov.progress import track
 
 def command(
     names: list[str] = typer.Argument(None, help="Which benchmarks; default all."),
-    rounds: int = typer.Option(15, min=2, help="Rounds in turns; the median of their ratios is reported."),
+    rounds: int = typer.Option(15, min=2, help="Rounds. The median of their ratios is reported."),
     batch_size: int = typer.Option(32, min=2, help="Images at once."),
     memory: bool = typer.Option(True, help="Also measure the peak memory of each, in a process of its own."),
     out: Path = typer.Option(Path("out/bench.json"), help="JSON file."),
     json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
-    """Measure step overhead of heads, our sampler against diffusers, training, the sweep, the dynamic program."""
+    """Measure the speed of heads, sampling, training, sweeps and the dynamic program."""
     from optcov import storage
     from optcov.experiments.bench import BENCHMARKS, BenchSize, run_benchmarks
     from optcov.experiments.timing import machine

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def command(
     tables: list[Path] = typer.Argument(None, help="Directories that optcov table wrote."),
-    bundle: str | None = typer.Option(
-        None, help="A bundle whose samples and variances to show, and how these agree with errors."
-    ),
+    bundle: str | None = typer.Option(None, help="A bundle whose samples and variances are shown."),
     data: str | None = typer.Option(None, help="Held-out images of the bundle; default those of the model."),
     out: Path = typer.Option(Path("out/report.html"), help="The page."),
     figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),

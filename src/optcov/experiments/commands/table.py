@@ -70,17 +70,21 @@ def command(
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
     method: list[str] = typer.Option([], help="fid, peers, bpd: only this row, such as SN-DDIM; may be repeated."),
     steps: str = typer.Option("", help="fid, peers, bpd, iddpm, normalised: only these numbers of steps K, by commas."),
-    samples: int | None = typer.Option(None, min=4, help="Draw so many images for a distance."),
-    images: int | None = typer.Option(None, min=1, help="Score so many test images for bits/dim."),
-    train_images: int | None = typer.Option(None, min=1, help="Choose trajectories on so many training images."),
-    times: int | None = typer.Option(None, min=2, help="Sweep over so many times for bits/dim; default all or 100."),
+    samples: int | None = typer.Option(None, min=4, help="Images drawn for a distance."),
+    images: int | None = typer.Option(None, min=1, help="Test images scored for bits/dim."),
+    train_images: int | None = typer.Option(None, min=1, help="Training images that choose the trajectories."),
+    times: int | None = typer.Option(
+        None, min=2, help="Times of the sweep for bits/dim. By default all, or 100 with --quick."
+    ),
     optimal: bool = typer.Option(False, "--optimal", help="fid: also along the optimal trajectories of bpd."),
     target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 or 10."),
-    seed: int = typer.Option(0, callback=check_seed, help="Seed of all noise; repeats takes those behind it."),
+    seed: int = typer.Option(
+        0, callback=check_seed, help="Seed of all noise. The table repeats also takes the next ones."
+    ),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),
     json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
-    """Measure a table of the paper: ours beside the paper's, resumable, as Markdown, CSV, LaTeX and JSON."""
+    """Make a table of the paper with a bundle, with the paper's numbers beside ours."""
     from dataclasses import replace
 
     from optcov.experiments.tables import TABLES, Evaluation, table_run, write_table
