@@ -51,7 +51,8 @@ class Codec:
         found = self.module.encode(self._cast(images))
         values = found.latent_dist.mode() if hasattr(found, "latent_dist") else found.latents
         scale, shift = self._scaling(values)
-        return (values.float() - shift) * scale  # type: ignore[no-any-return]
+        latents: Tensor = (values.float() - shift) * scale
+        return latents
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -60,7 +61,8 @@ class Codec:
             raise BundleError(f"latents are (B, {self.channels}, h, w), not of shape {tuple(latents.shape)}")
         scale, shift = self._scaling(latents)
         found = self.module.decode(self._cast(latents / scale + shift))
-        return found.sample.float().clamp(-1, 1)  # type: ignore[no-any-return]
+        images: Tensor = found.sample.float().clamp(-1, 1)
+        return images
 
     def _scaling(self, latents: Tensor) -> list[Tensor]:
         return [torch.tensor(value, device=latents.device).reshape(1, -1, 1, 1) for value in self.scaling]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +205,7 @@ def quietly() -> Iterator[None]:
 
     bars: list[Any] = [logging]
     if is_transformers_available():
-        from transformers.utils import logging as of_transformers
-
-        bars.append(of_transformers)
+        bars.append(import_module("transformers.utils.logging"))
     before, shown = logging.get_verbosity(), [each for each in bars if each.is_progress_bar_enabled()]
     logging.set_verbosity_error()
     for each in shown:

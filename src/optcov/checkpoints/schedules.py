@@ -41,8 +41,9 @@ def schedule_of_config(config: Any) -> tuple[Schedule, str]:
     import diffusers
 
     kind = config.get("_class_name") if isinstance(config, dict) else None
-    found = getattr(diffusers, kind, None) if isinstance(kind, str) and kind.endswith("Scheduler") else None
-    if not isinstance(found, type) or not issubclass(found, diffusers.SchedulerMixin):
+    found: Any = getattr(diffusers, kind, None) if isinstance(kind, str) and kind.endswith("Scheduler") else None
+    known = isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)
+    if not known:
         raise CheckpointError(f"its scheduler is {str(kind)[:80]!r}, which is none of diffusers; give one of these")
     steps = config.get("num_train_timesteps", 1000)
     if type(steps) is not int or not 1 < steps <= MAX_STEPS:
@@ -51,7 +52,7 @@ def schedule_of_config(config: Any) -> tuple[Schedule, str]:
     if isinstance(betas, list) and len(betas) > MAX_STEPS:
         raise CheckpointError(f"its scheduler has {len(betas)} betas, more than {MAX_STEPS} steps")
     try:
-        return schedule_of(found.from_config(config))  # type: ignore[attr-defined]
+        return schedule_of(found.from_config(config))
     except CheckpointError:
         raise
     # diffusers raises whatever settings of a wrong kind lead to

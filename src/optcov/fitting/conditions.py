@@ -82,10 +82,9 @@ def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator
 
 def _refuse_captions(bundle: Bundle, part: Part) -> None:
     """Texts where a network takes classes are not left out in silence."""
-    source = part.source if isinstance(part, Conditioned) else part
-    if source.captions is not None:
+    if not isinstance(part, Conditioned) and part.captions is not None:
         raise TrainingError(
-            f"{bundle.name} is told a class of each image, but {source.name} has texts; number the classes from 0, as "
+            f"{bundle.name} is told a class of each image, but {part.name} has texts; number the classes from 0, as "
             f"(images, labels) or as the column label of a metadata.csv, or give images alone"
         )
 
