@@ -42,7 +42,6 @@ SCHEDULERS = (
     "UniPCMultistepScheduler",
 )
 CLASSES = ("UNet2DModel", "PaperUNet")
-PREDICTIONS = PARAMETERISATIONS
 WEIGHTS = "diffusion_pytorch_model"  # and an ending; large ones come in several files
 MAX_JSON_BYTES = 2**24
 MAX_STEPS = 10**5

@@ -13,13 +13,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from optcov.checkpoints.diffusers_models import PREDICTIONS, imported_unet, quietly, read_config
+from optcov.checkpoints.diffusers_models import imported_unet, quietly, read_config
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.families import FAMILIES, MODELS, Condition, Family, family_of
 from optcov.checkpoints.models import ImportedModel
 from optcov.networks import TimeArgument
 from optcov.networks.classes import LABELS, class_entries
-from optcov.prediction import check_kind
+from optcov.prediction import PARAMETERISATIONS, check_kind
 from optcov.schedule import Schedule
 
 DECODERS = ("AutoencoderKL", "VQModel")
@@ -230,8 +230,8 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
         name, reason = type(scheduler).__name__, str(error)
         raise CheckpointError(reason if name in reason else f"{name} gives no noise schedule: {reason}") from error
     kind = "flow_prediction" if is_flow(scheduler) else config.get("prediction_type", "epsilon")
-    if kind not in PREDICTIONS:
-        raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PREDICTIONS)}")
+    if kind not in PARAMETERISATIONS:
+        raise CheckpointError(f"its network predicts {str(kind)[:50]!r}; known are {', '.join(PARAMETERISATIONS)}")
     return schedule, kind
 
 

@@ -24,7 +24,7 @@ from optcov.covariances import of_head
 from optcov.data import ImageSet
 from optcov.fitting.batches import Batches, Conditioned, step_generator
 from optcov.fitting.budget import FitEstimate, estimate, evaluations, share_out
-from optcov.fitting.calibration import calibrate_all
+from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
 from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
@@ -331,7 +331,7 @@ class FitPlan:
             return bundle.with_provenance(calibration={})
         samples, seed = self.settings.calibration_samples, self.settings.seed + 1
         with watch_passes("calibration", show=progress) as note:
-            found = calibrate_all(bundle.network, self.test, self.calibrated, samples, seed=seed, progress=note)
+            found = calibrate(bundle.network, self.test, self.calibrated, samples, seed=seed, progress=note)
         return bundle.with_provenance(calibration={name: result.to_json() for name, result in found.items()})
 
 

@@ -201,13 +201,6 @@ class Linear(Operator):
         y = torch.randn(seen.shape, generator=generator)
         self._check(x, y)
 
-    @staticmethod
-    def of_matrix(matrix: Tensor) -> Linear:
-        """The map of vectors (B, d) by a matrix (m, d)."""
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            raise ValueError("a matrix is a tensor of shape (m, d)")
-        return Linear(lambda x: x @ matrix.to(x).mT, lambda y: y @ matrix.to(y), (matrix.shape[1],), "matrix")
-
     def apply(self, x: Tensor) -> Tensor:
         return self._apply(x)
 

@@ -90,12 +90,6 @@ class Backbone(nn.Module):
         """Wrap a diffusers model, or any module with the name of its output layer; see `optcov.networks.taps`."""
         return Backbone(module, tap_of(module, layer))
 
-    @staticmethod
-    def unet(module: nn.Module) -> Backbone:
-        """Wrap a diffusers UNet2DModel: features before `conv_norm_out`, time embedding from `time_embedding`."""
-        activation = "conv_act" if hasattr(module, "conv_act") else None
-        return Backbone(module, tap="conv_norm_out", time_embedding="time_embedding", activation=activation)
-
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> BackboneOutput:
         """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
         if condition:

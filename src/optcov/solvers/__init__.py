@@ -11,7 +11,7 @@ from optcov.solvers.multistep import MatchedNoise, MultistepStep, matched_2m
 from optcov.solvers.ode import probability_flow, probability_flow_adaptive
 from optcov.solvers.peers import PEERS, peer
 from optcov.solvers.result import SolverResult
-from optcov.solvers.sde import ancestral_sampling, euler_maruyama
+from optcov.solvers.sde import euler_maruyama
 
 __all__ = [
     "PEERS",
@@ -19,7 +19,6 @@ __all__ = [
     "MatchedNoise",
     "MultistepStep",
     "SolverResult",
-    "ancestral_sampling",
     "euler_maruyama",
     "gotta_go_fast",
     "match_noise",

@@ -1,4 +1,4 @@
-"""Samplers of the reverse VP SDE with fixed steps: Euler-Maruyama, and ancestral sampling."""
+"""The reverse VP SDE with fixed steps: Euler-Maruyama."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from optcov.forward import ForwardProcess
 from optcov.noise import StepNoise
-from optcov.prediction import Network, check_condition
-from optcov.reverse import ReverseProcess
+from optcov.prediction import Network
 from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, noise_source
 from optcov.solvers.reverse_sde import Grid, ReverseDynamics, check_end_time
-from optcov.trajectory import Trajectory
-from optcov.watch import FiniteWatch
 
 
 @torch.no_grad()
@@ -51,32 +47,3 @@ def euler_maruyama(
     dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
     grid = Grid(steps, schedule.final_time, check_end_time(end_time, schedule), denoise, convention)
     return dynamics.euler(start, grid, noise_source(start, seed, indices, noise))
-
-
-@torch.no_grad()
-def ancestral_sampling(
-    network: Network,
-    schedule: Schedule,
-    start: Tensor,
-    steps: int,
-    noise: StepNoise | None = None,
-    seed: int = 0,
-    *,
-    indices: Sequence[int] | None = None,
-    data_range: tuple[float, float] | None = None,
-    condition: Mapping[str, Tensor] | None = None,
-) -> SolverResult:
-    """Walk the Markov chain of DDPM with variance beta along the even trajectory, from start = x_1 (B, *D).
-
-    The even trajectory ends at a small step above 0, and the step from there to 0 shows its mean. data_range clips
-    x0_hat in every step.
-    """
-    process = ReverseProcess(network, ForwardProcess(schedule), "beta", data_range)
-    condition = check_condition(condition, len(start))
-    source, watch, x = noise_source(start, seed, indices, noise), FiniteWatch(start), start
-    for number, (t, s) in enumerate(Trajectory.even(schedule, steps).descending(), start=1):
-        step = process.step_from(process.predict(x, t, **condition), s)
-        x = step.sample(source.draw(number, t, s)) if s > 0 else step.mean
-        watch.note(x, t)
-    watch.require_finite()
-    return SolverResult(x, torch.full((len(x),), steps))

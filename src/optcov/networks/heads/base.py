@@ -25,7 +25,6 @@ class Head(nn.Module, ABC):
     kind: str
     unit: str = "noise"  # of what it estimates, see optcov.prediction
     about: str = "zero"  # "prediction": it estimates a second moment less the squared prediction
-    needs_time: bool = False
     needs_prediction: bool = False  # whether it asks for what the network predicts, in its unit
     config: dict[str, Any]  # with "kind", rebuilds the head by `build_head`
 

@@ -22,7 +22,6 @@ class ResidualHead(ConvolutionalHead):
     """
 
     kind = "residual"
-    needs_time = True
     norm: nn.GroupNorm
 
     def __init__(
