@@ -210,20 +210,10 @@ class Bundle:
         """
         for name in heads:
             check_backbone(check_head_name(name), fitted_on, self.fingerprint)
-        old = self.network
-        network = HeadedNetwork(
-            old.backbone,
-            old.native_schedule,
-            {**self.heads, **heads},
-            old.time_argument,
-            old.parameterisation,
-            old.learned_range,
-            old.empty_condition,
-        ).train(old.training)
-        moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
+        network = self.network.with_heads({**self.heads, **heads})
         kept = self._trajectories_without(lambda kind: kind.head in heads)
         spectra = None if self.spectra is None else self.spectra.without(heads)
-        return replace(self, network=moved, trajectories=kept, spectra=spectra)
+        return replace(self, network=network, trajectories=kept, spectra=spectra)
 
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> Bundle:
         """Say what stands for no condition, each (1, ...); heads and numbers stay as they are."""

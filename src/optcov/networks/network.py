@@ -60,26 +60,30 @@ class HeadedNetwork(nn.Module):
         """What stands for no condition, each (1, ...): what the backbone is told where a call has no condition."""
         return {name: self.get_buffer(f"empty_{name}") for name in self._empty}
 
+    def with_heads(self, heads: Mapping[str, Head]) -> HeadedNetwork:
+        """Use the same weights with these heads, and no others."""
+        return self._sharing(heads=nn.ModuleDict(dict(heads)))
+
+    def with_only_heads(self, *names: str) -> HeadedNetwork:
+        """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
+        return self.with_heads({name: self.heads[name] for name in names if name in self.heads})  # type: ignore[misc]
+
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> HeadedNetwork:
         """Use the same weights, with this in the place of no condition."""
-        other = self._sharing(self.heads, empty_condition)
-        other.schedule, other._match = self.schedule, self._match
-        return other
+        return self._sharing(empty_condition=empty_condition)
 
     def with_schedule(self, schedule: Schedule) -> HeadedNetwork:
         """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
-        other = self._sharing(self.heads)
+        other = self._sharing()
         other.schedule, other._match = schedule, TimeMatch(schedule, self.native_schedule)
         return other
 
     def on_its_own_schedule(self) -> HeadedNetwork:
         """Use the same weights at times of the schedule they were trained on."""
-        return self if self._match is None else self._sharing(self.heads)
-
-    def with_only_heads(self, *names: str) -> HeadedNetwork:
-        """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
-        other = self._sharing(nn.ModuleDict({name: self.heads[name] for name in names if name in self.heads}))
-        other.schedule, other._match = self.schedule, self._match
+        if self._match is None:
+            return self
+        other = self._sharing()
+        other.schedule, other._match = self.native_schedule, None
         return other
 
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
@@ -104,18 +108,15 @@ class HeadedNetwork(nn.Module):
             **({"empty condition": condition_identity(self.empty_condition)} if self._empty else {}),
         }
 
-    def _sharing(self, heads: nn.ModuleDict, empty_condition: Mapping[str, Tensor] | None = None) -> HeadedNetwork:
-        """The same backbone with these heads, at times of its own schedule."""
-        other = HeadedNetwork(
-            self.backbone,
-            self.native_schedule,
-            None,
-            self.time_argument,
-            self.parameterisation,
-            self.learned_range,
-            self.empty_condition if empty_condition is None else empty_condition,
-        )
-        other.heads = heads
+    def _sharing(
+        self, heads: nn.ModuleDict | None = None, empty_condition: Mapping[str, Tensor] | None = None
+    ) -> HeadedNetwork:
+        """The same with other heads, or another empty condition."""
+        empty = self.empty_condition if empty_condition is None else empty_condition
+        settings = (self.time_argument, self.parameterisation, self.learned_range, empty)
+        other = HeadedNetwork(self.backbone, self.native_schedule, None, *settings)
+        other.heads = self.heads if heads is None else heads
+        other.schedule, other._match = self.schedule, self._match
         return other.train(self.training)
 
     def forward(self, x_t: Tensor, t: Time, **condition: Tensor) -> Prediction:

@@ -14,6 +14,7 @@ from optcov.networks.form import VECTORS, Form
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
+FORM = ("kernel", "patch", "order")  # settings that are those of a Form
 
 # exp() of anything beyond would only turn a far outlier into infinity; trained heads stay within (-15, 5)
 LOG_BOUNDS = (-40.0, 40.0)
@@ -23,16 +24,22 @@ class Head(nn.Module, ABC):
     """Features, and what else the head asks for -> one number per pixel and channel."""
 
     kind: str
+    form: Form
     unit: str = "noise"  # of what it estimates, see optcov.prediction
     about: str = "zero"  # "prediction": it estimates a second moment less the squared prediction
     needs_prediction: bool = False  # whether it asks for what the network predicts, in its unit
     config: dict[str, Any]  # with "kind", rebuilds the head by `build_head`
 
-    def __init__(self, transform: str):
+    def __init__(self, transform: str, settings: dict[str, Any]):
+        # settings: the arguments of the constructor by name, which `config` remembers
         super().__init__()
         if transform not in TRANSFORMS:
             raise ValueError(f"unknown output transform {transform!r} of a head; choose one of {', '.join(TRANSFORMS)}")
         self.transform = transform
+        self.form = Form(**{name: settings.pop(name) for name in FORM if name in settings})
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        self.config = {name: value for name, value in plain.items() if name not in ("self", "__class__")}
+        self.config |= self.form.config()
 
     @abstractmethod
     def inputs(
@@ -114,7 +121,6 @@ class ConvolutionalHead(Head):
 
     norm: nn.GroupNorm | None
     conv: ThinConv2d
-    form: Form = Form()
 
     @property
     def last(self) -> nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-from optcov.networks.form import Form
 from optcov.networks.heads.base import ConvolutionalHead, optional_norm
 
 
@@ -28,16 +27,7 @@ class ConvHead(ConvolutionalHead):
         patch: int = 1,
         order: str = "pqc",
     ):
-        super().__init__(transform)
-        self.form = Form(kernel, patch, order)
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "groups": groups,
-            "eps": eps,
-            "transform": transform,
-            **self.form.config(),
-        }
+        super().__init__(transform, locals())
         self.norm = optional_norm(groups, in_channels, eps)
         self.conv = self._last_layer(in_channels, out_channels)
         self._start_at_zero()

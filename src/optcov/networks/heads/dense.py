@@ -19,13 +19,7 @@ class DenseHead(Head):
     kind = "dense"
 
     def __init__(self, in_channels: int, out_channels: int, hidden: tuple[int, ...] = (), transform: str = "exp"):
-        super().__init__(transform)
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "hidden": list(hidden),
-            "transform": transform,
-        }
+        super().__init__(transform, locals())
         widths = [in_channels, *hidden]
         self.norm = nn.LayerNorm(in_channels)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
