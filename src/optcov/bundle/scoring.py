@@ -1,4 +1,4 @@
-"""Images scored by a bundle: sweeps that go on after a stop, tables of bits/dim, optimal trajectories."""
+"""Images scored by a bundle: sweeps that go on after a stop, bits/dim, optimal trajectories, classes by bounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
-from optcov.bundle.conditions import check_told
 from optcov.bundle.sampler import with_labels
 from optcov.covariances import Covariance, PerTime, Spectrum
-from optcov.data import load
-from optcov.data.tensors import DataSet, as_set, fitted_to
+from optcov.data.tensors import DataSet
 from optcov.forward import ForwardProcess
 from optcov.identity import condition_identity, digest, images_identity, remember
 from optcov.likelihood import (
@@ -27,6 +26,8 @@ from optcov.likelihood import (
     merge_processes,
     pool_repeats,
 )
+from optcov.likelihood.classes import class_bounds
+from optcov.likelihood.elbo import check_ends_at_final_time
 from optcov.likelihood.result import BITS, NATS, Likelihoods
 from optcov.methods import find_method
 from optcov.networks.classes import LABELS, takes_labels
@@ -54,8 +55,7 @@ class Conventions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.seed):
-            raise ValueError(f"seed = {self.seed!r} is not a whole number; pass one such as 0")
+        _check_seed(self.seed)
         if self.times == 1 or self.times < 0:
             raise ValueError(f"times = {self.times} leaves no step between two times; take at least 2, or 0 for all")
 
@@ -128,8 +128,7 @@ def sweep(
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
     condition = scored.condition(bundle) if condition is None else condition
-    known = (bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
-    told = check_told(condition, len(images), *known)
+    told = bundle.check_told(condition, len(images))
     facts: tuple[Any, ...] = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
     facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]
@@ -233,8 +232,7 @@ def score_tensor(
         )
     if not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r} is not a positive whole number")
-    found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
-    data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
+    data = bundle.data_of(images, "test")
     condition = with_labels(condition, labels, len(data))
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
     parts = []
@@ -264,6 +262,52 @@ def optimal_trajectories(
     scores = {K: table.score(covariance, path, chosen.last_variance) for K, path in best.items()}
     found = bundle.with_trajectories(method, list(best.values()))
     return OptimalTimes(found, best, scores, table.clamp_rates())
+
+
+def class_log_probabilities(
+    bundle: Bundle,
+    images: Any,
+    steps: int = 10,
+    *,
+    method: str | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> Tensor:
+    """`Bundle.class_log_probabilities`: float64 (B, classes), columns in the order of `bundle.class_numbers`."""
+    for name, value, least in (("steps", steps, 2), ("batch_size", batch_size, 1)):
+        if not is_whole(value) or value < least:
+            raise ValueError(f"{name} = {value!r} is not a whole number of at least {least}")
+    _check_seed(seed)
+    if bundle.classes is None:
+        raise ValueError(f"{bundle.name} knows no classes, so that it cannot tell them apart")
+    method = method or scoring_method(bundle)
+    _covariance_of(method)  # refuses one without a bound
+    data = bundle.data_of(images, "test")
+    process, trajectory = bundle.reverse_process(method, all_heads=False), bundle.trajectory(steps)
+    check_ends_at_final_time(trajectory, bundle.schedule)
+    parts, starts = [], range(0, len(data), batch_size)
+    for first in track(starts, len(starts), f"{bundle.classes} classes, {steps} steps", "batches", show=progress):
+        numbers = range(first, min(first + batch_size, len(data)))
+        x_0 = data.x_0(torch.arange(numbers.start, numbers.stop)).to(bundle.device)
+        bounds = class_bounds(process, x_0, trajectory, bundle.class_numbers, seed=seed, images=numbers)
+        parts.append((-bounds).log_softmax(1).cpu())
+    return torch.cat(parts)
+
+
+def scoring_method(bundle: Bundle) -> str:
+    """The method with the least bound among those that the bundle can do."""
+    ways = {
+        "NPR-DDPM": "npr" in bundle.heads,
+        "SN-DDPM": "sn" in bundle.heads,
+        "A-DDPM": bundle.numbers is not None,
+    }
+    return next((method for method, possible in ways.items() if possible), "DDPM, beta-tilde")
+
+
+def _check_seed(seed: Any) -> None:
+    if not is_whole(seed):
+        raise ValueError(f"seed = {seed!r} is not a whole number; pass one such as 0")
 
 
 def _held(work: Path | None) -> AbstractContextManager[None]:

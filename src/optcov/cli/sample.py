@@ -275,7 +275,7 @@ def _compare(
 def _variance_map(sampler: Sampler, path: Path, count: int) -> None:
     from optcov.bundle.pictures import clean_deviation, draw_deviations
     from optcov.data import to_8bit
-    from optcov.sampling import Step
+    from optcov.reverse import Step
 
     assert sampler.process is not None
     assert sampler.trajectory is not None

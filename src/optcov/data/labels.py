@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optcov.data.images import DataError
-from optcov.storage import StorageError, parse_json, read_text, reading
+from optcov.storage import StorageError, parse_json, read_text, require_small
 
 METADATA = ("metadata.csv", "metadata.jsonl")
 COLUMNS = ("label", "class_label", "class")
@@ -78,10 +78,7 @@ def folder_captions(directory: Path, files: Sequence[Path]) -> tuple[str, ...] |
 
 def read_metadata(path: Path) -> dict[str, dict[str, Any]]:
     """Rows of metadata.csv or metadata.jsonl by the name of their file."""
-    with reading(path, DataError):
-        size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise DataError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
+    require_small(path, MAX_BYTES, DataError)
     try:
         text = read_text(path)
         rows = list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else _json_lines(text)

@@ -93,21 +93,15 @@ class FitSettings:
         return FitSettings(**options)
 
     def __post_init__(self) -> None:
-        for name in ("images", "batch_size", "steps", "checkpoint_every"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number of at least 1")
-        for name in ("times", "measure_images", "calibration_samples", "score_samples", "evaluations"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
-                raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
-        for name in (
-            "images",
-            "steps",
-            "calibration_samples",
-            "score_samples",
-            "evaluations",
-        ):  # each is work that is really done
-            if getattr(self, name) > MOST:
-                raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
+        work = ("images", "steps", "calibration_samples", "score_samples", "evaluations")  # each is really done
+        for name in ("batch_size", "checkpoint_every", "times", "measure_images", *work):
+            value, positive = getattr(self, name), name in ("images", "batch_size", "steps", "checkpoint_every")
+            if not isinstance(value, int) or value < positive:
+                raise TrainingError(
+                    f"{name} = {value!r} must be a whole number{' of at least 1' if positive else ', 0 or more'}"
+                )
+            if name in work and value > MOST:
+                raise TrainingError(f"{name} = {value} would never end; use {MOST} or fewer")
         if not is_whole(self.seed) or abs(self.seed) >= 2**63:
             raise TrainingError(f"seed = {self.seed!r} is not a whole number of 64 bits; pass one such as 0")
         for name in ("paper_exact", "time_weighted", "half", "flip"):

@@ -18,12 +18,12 @@ from torch import Tensor
 from optcov.covariances import BothUnits, Bounds, PerTime
 from optcov.gaussian import per_sample
 from optcov.integrations.scheduler_checks import check_config, refuse_other_processes
-from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
+from optcov.integrations.stepping import DiscreteTimes, OptimalCovarianceSchedulerOutput, Stepper, our_times
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
 
 
-class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     """Sample with the optimal covariance in a pipeline of diffusers.
 
     The first arguments are diffusers' own, so that `from_config(pipeline.scheduler.config, covariance=...)` works; pass
@@ -43,7 +43,6 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     """
 
     _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
-    order = 1
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -95,21 +94,13 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             },
         )
         self._trajectories = _check_trajectories(trajectories or {}, self.schedule)
-        self.init_noise_sigma = 1.0
         self.num_inference_steps: int | None = None
         self._follow(Trajectory(range(1, num_train_timesteps + 1)), None)
-
-    def __len__(self) -> int:
-        return int(self.config.num_train_timesteps)
 
     @property
     def bounds(self) -> Bounds:
         """How many variances of the steps made so far were out of bounds."""
         return self._stepper.process.bounds
-
-    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """Return the sample as it is: a variance-preserving process needs no scaling."""
-        return sample
 
     def set_timesteps(
         self,
@@ -161,13 +152,9 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         )
         return made if return_dict else (made.prev_sample, made.pred_original_sample, made.pred_original_variance)
 
-    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
-        return self._stepper.process.forward.diffuse(original_samples, _times(timesteps), noise)
-
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """The target of v-prediction, sqrt(alpha_bar) noise - sqrt(beta_bar) x_0."""
-        t = _times(timesteps)
+        t = our_times(timesteps)
         signal, spread = self.schedule.alpha_bar(t).sqrt(), self.schedule.beta_bar(t).sqrt()
         return per_sample(signal, sample) * noise - per_sample(spread, sample) * sample
 
@@ -211,8 +198,3 @@ def _check_trajectories(stored: Mapping[str, Sequence[int]], schedule: Schedule)
         if len(trajectory) != steps:
             raise ValueError(f"the trajectory for {steps} steps has {len(trajectory)} times; its key must be that")
     return trajectories
-
-
-def _times(timesteps: Tensor) -> Tensor:
-    """Our times, (), or (B,)."""
-    return (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1

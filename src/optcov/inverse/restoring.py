@@ -80,7 +80,7 @@ def restore(
     guide, title = make_guide(prior, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
     times = _times(trajectory, guide.process, steps)
     if isinstance(prior, Bundle):
-        batch = batch.to(next(prior.unet.parameters()).device)
+        batch = batch.to(prior.device)
     pairs = [(b, j) for b in range(len(batch)) for j in range(samples)]
     chunks = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
     drawn: list[Tensor] = []
