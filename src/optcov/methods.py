@@ -73,11 +73,7 @@ class Method:
         return ForwardProcess(schedule, self.eta)
 
     def reverse_process(
-        self,
-        network: Network,
-        schedule: Schedule,
-        data_range: tuple[float, float] | None = (-1, 1),
-        **options: Any,
+        self, network: Network, schedule: Schedule, data_range: tuple[float, float] | None = (-1, 1), **options: Any
     ) -> ReverseProcess:
         """Compose the method's reverse process; options are those of ReverseProcess."""
         forward = self.forward(schedule)

@@ -137,7 +137,9 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield STAGES.get(name, name), ", ".join(_pairs(part)) if isinstance(part, Mapping) else str(part)
     yield from _calibration_lines(content["provenance"].get("calibration"))
     if content["sizes"]:
-        yield "sizes", ", ".join(f"{name} {_size_text(size)}" for name, size in _by_part(content["sizes"]).items())
+        sizes = _by_part(content["sizes"]).items()
+        units = ((name, *((size / 1e6, "MB") if size >= 1e6 else (size / 1e3, "kB"))) for name, size in sizes)
+        yield "sizes", ", ".join(f"{name} {size:.1f} {unit}" for name, size, unit in units)
 
 
 def _heads_lines(heads: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -208,10 +210,6 @@ def _by_part(sizes: Mapping[str, int]) -> dict[str, int]:
         top = name.split("/")[0]
         parts[top] = parts.get(top, 0) + size
     return parts
-
-
-def _size_text(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def text(bundle: Bundle) -> str:

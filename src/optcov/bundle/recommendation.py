@@ -51,7 +51,8 @@ def recommendations(bundle: Bundle) -> dict[str, Recommendation]:
         if name in possible:
             good, words = judged(bundle, name)
             if good:
-                return {purpose: _of_head(name, purpose, words) for purpose in PURPOSES}
+                method = {"images": _image_method(name)}
+                return {purpose: Recommendation(name, words, method.get(purpose)) for purpose in PURPOSES}
             doubts.append(f"the head {name} {words}")
     why = "; ".join(doubts) or "there is no head"
     return {purpose: _without_head(possible, purpose, why) for purpose in PURPOSES}
@@ -78,10 +79,6 @@ def _ratios(record: object, head: str) -> list[float] | None:
     if not isinstance(ratios, list) or not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
         return None
     return [float(ratio) for ratio in ratios]
-
-
-def _of_head(name: str, purpose: str, words: str) -> Recommendation:
-    return Recommendation(name, words, _image_method(name) if purpose == "images" else None)
 
 
 def _without_head(possible: list[str], purpose: str, why: str) -> Recommendation:

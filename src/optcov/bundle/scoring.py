@@ -297,11 +297,7 @@ def class_log_probabilities(
 
 def scoring_method(bundle: Bundle) -> str:
     """The method with the least bound among those that the bundle can do."""
-    ways = {
-        "NPR-DDPM": "npr" in bundle.heads,
-        "SN-DDPM": "sn" in bundle.heads,
-        "A-DDPM": bundle.numbers is not None,
-    }
+    ways = {"NPR-DDPM": "npr" in bundle.heads, "SN-DDPM": "sn" in bundle.heads, "A-DDPM": bundle.numbers is not None}
     return next((method for method, possible in ways.items() if possible), "DDPM, beta-tilde")
 
 

@@ -22,9 +22,7 @@ EXAMPLES = 200  # images at most that the page takes turns with
 def command(
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     data: str | None = typer.Option(
-        None,
-        help="Images to begin with; by default those of the embedded model, or samples.",
-        show_default=False,
+        None, help="Images to begin with; by default those of the embedded model, or samples.", show_default=False
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen at; 0.0.0.0 lets other machines in."),
     port: int | None = typer.Option(

@@ -247,13 +247,7 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
 
 
 def _compare(
-    model: Bundle,
-    out: Path | None,
-    methods: str,
-    steps: str | None,
-    count: int,
-    seed: int,
-    told: dict[str, Any],
+    model: Bundle, out: Path | None, methods: str, steps: str | None, count: int, seed: int, told: dict[str, Any]
 ) -> dict[str, Any]:
     """Draw the picture of methods against steps, and say what is in it."""
     from optcov.bundle.pictures import compare, draw_comparison

@@ -81,7 +81,8 @@ def read_metadata(path: Path) -> dict[str, dict[str, Any]]:
     require_small(path, MAX_BYTES, DataError)
     try:
         text = read_text(path)
-        rows = list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else _json_lines(text)
+        lines = (line for line in text.splitlines() if line.strip())
+        rows = list(csv.DictReader(io.StringIO(text)) if path.suffix == ".csv" else map(parse_json, lines))
     except (csv.Error, StorageError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from error
     found: dict[str, dict[str, Any]] = {}
@@ -91,10 +92,6 @@ def read_metadata(path: Path) -> dict[str, dict[str, Any]]:
             raise DataError(f"{path}: row {number} has no file_name, which says which image it is about")
         found[Path(name).as_posix()] = row
     return found
-
-
-def _json_lines(text: str) -> list[Any]:
-    return [parse_json(line) for line in text.splitlines() if line.strip()]
 
 
 def _from_rows(path: Path, rows: Mapping[str, Mapping[str, Any]], column: str, files: Sequence[Path]) -> list[Label]:

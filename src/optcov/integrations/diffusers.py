@@ -36,11 +36,7 @@ TRAJECTORIES = ("even", "optimal")
 
 
 def attach(
-    pipeline: Any,
-    bundle: Bundle,
-    method: str = DEFAULT_METHOD,
-    trajectory: str = "even",
-    clip_mean: bool = True,
+    pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even", clip_mean: bool = True
 ) -> Any:
     """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 

@@ -17,6 +17,7 @@ from optcov.identity import condition_identity, digest, known_by
 from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
 from optcov.networks.heads import Head, head_config
 from optcov.networks.times import TimeArgument, TimeMatch
+from optcov.networks.unet_config import same_setting
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule, Time
 
@@ -136,11 +137,14 @@ class HeadedNetwork(nn.Module):
         if self._empty:
             condition = self._told(condition, len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument, **condition)
-        channels = x_t.shape[1] * (2 if self.learned_range else 1)
-        if output.output.shape[1] != channels:
+        images, found = x_t.shape[1], output.output.shape[1]
+        if found != images * (1 + self.learned_range):
+            remedy = "pass learned_range=True for a network of Improved DDPM"
+            if found != 2 * images:
+                remedy = "use images with as many channels as the network was trained on"
             raise ValueError(
-                f"the backbone returned {output.output.shape[1]} channels for images with {x_t.shape[1]}, expected "
-                f"{channels}; {_channel_remedy(output.output.shape[1], x_t.shape[1])}"
+                f"the backbone returned {found} channels for images with {images}, expected "
+                f"{images * (1 + self.learned_range)}; {remedy}"
             )
         if output.output.shape[2:] != x_t.shape[2:]:
             raise ValueError(
@@ -196,14 +200,4 @@ def _settings(module: nn.Module) -> Any:
         return repr(module)
     usual = {name: entry.default for name, entry in inspect.signature(type(module).__init__).parameters.items()}
     chosen = {name: value for name, value in config.items() if not name.startswith("_")}
-    return [type(module).__name__, {name: v for name, v in chosen.items() if _differs(v, usual.get(name))}]
-
-
-def _differs(value: Any, usual: Any) -> bool:
-    return (list(value) if isinstance(value, tuple) else value) != (list(usual) if isinstance(usual, tuple) else usual)
-
-
-def _channel_remedy(returned: int, images: int) -> str:
-    if returned == 2 * images:
-        return "pass learned_range=True for a network of Improved DDPM"
-    return "use images with as many channels as the network was trained on"
+    return [type(module).__name__, {name: v for name, v in chosen.items() if not same_setting(v, usual.get(name))}]

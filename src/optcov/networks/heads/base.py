@@ -1,13 +1,15 @@
-"""What every head is: features to one number per pixel and channel, by a last layer that is linear."""
+"""What every head is: features to one number per pixel and channel, by a last layer that is linear. The plain ones."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from optcov.networks.activation import Activation, activated
 from optcov.networks.form import VECTORS, Form
@@ -124,27 +126,76 @@ class ConvolutionalHead(Head):
 
     @property
     def last(self) -> nn.Module:
-        """The last, linear layer."""
         return self.conv
 
     def inputs(
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
-        """What the last layer sees."""
         if self.form.order == VECTORS:
             features = features[:, :, None, None]
         return features if self.norm is None else activated(self.norm, features, activation)
 
     def to_pixels(self, channels: Tensor) -> Tensor:
-        """(B, p^2 C, h, w) -> (B, C, h p, w p)."""
         return self.form.pixels(channels)
 
     def to_channels(self, pixels: Tensor) -> Tensor:
-        """(B, C, h p, w p) -> (B, p^2 C, h, w)."""
         return self.form.channels(pixels)
 
     def _last_layer(self, in_channels: int, out_channels: int) -> ThinConv2d:
         return ThinConv2d(in_channels, out_channels * self.form.patch**2, self.form.kernel)
+
+
+@final
+class ConvHead(ConvolutionalHead):
+    """Normalisation, SiLU, 3x3 convolution: the paper's head for most data sets.
+
+    groups=None leaves normalisation and SiLU out. kernel, patch, order: see optcov.networks.form.
+    """
+
+    kind = "conv"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        groups: int | None = 32,
+        eps: float = 1e-5,
+        transform: str = "exp",
+        kernel: int = 3,
+        patch: int = 1,
+        order: str = "pqc",
+    ):
+        super().__init__(transform, locals())
+        self.norm = optional_norm(groups, in_channels, eps)
+        self.conv = self._last_layer(in_channels, out_channels)
+        self._start_at_zero()
+
+
+@final
+class DenseHead(Head):
+    """A multilayer perceptron over features without pixels, (B, F) -> (B, out_channels)."""
+
+    kind = "dense"
+
+    def __init__(self, in_channels: int, out_channels: int, hidden: tuple[int, ...] = (), transform: str = "exp"):
+        super().__init__(transform, locals())
+        widths = [in_channels, *hidden]
+        self.norm = nn.LayerNorm(in_channels)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.linear = nn.Linear(widths[-1], out_channels)
+        self._start_at_zero()
+
+    @property
+    def last(self) -> nn.Module:
+        return self.linear
+
+    def inputs(
+        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+    ) -> Tensor:
+        hidden = functional.silu(self.norm(features))
+        for layer in self.layers:
+            hidden = functional.silu(layer(hidden))
+        return hidden
 
 
 def optional_norm(groups: int | None, channels: int, eps: float) -> nn.GroupNorm | None:

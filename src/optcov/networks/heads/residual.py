@@ -55,7 +55,6 @@ class ResidualHead(ConvolutionalHead):
     def inputs(
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
-        """What the last layer sees."""
         if time_embedding is None:
             raise ValueError(
                 "a residual head needs the backbone's time embedding, but none was tapped; "

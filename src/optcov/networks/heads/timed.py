@@ -91,7 +91,6 @@ class TimedHead(ConvolutionalHead):
         return self.log_ceiling - functional.softplus(self.log_ceiling - raw)
 
     def squash_slope(self, raw: Tensor) -> Tensor:
-        """Derivative of `squash`."""
         return torch.sigmoid(self.log_ceiling - raw)
 
 
