@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optcov.bundle.errors import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
-from optcov.schedule import Schedule, is_whole
+from optcov.schedule import Schedule, check_whole
 from optcov.solvers import DataMoments, MatchedNoise, match_noise
 from optcov.trajectory import Trajectory
 
@@ -29,9 +29,7 @@ _OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "
 
 def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
     """Karras times whose last step starts at a noise-to-signal ratio of 1 / steps."""
-    if not is_whole(steps) or steps < 2:
-        raise BundleError(f"steps = {steps!r} is not a whole number of at least 2")
-    return Trajectory.karras(schedule, int(steps), first_sigma=1 / steps)
+    return Trajectory.karras(schedule, check_whole("steps", steps, 2, BundleError), first_sigma=1 / steps)
 
 
 def measure(bundle: Bundle, images: Any, trajectory: Trajectory, options: Mapping[str, Any]) -> MatchedNoise:

@@ -21,7 +21,7 @@ from optcov.networks.guidance import check_guidance
 from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
-from optcov.schedule import check_number, is_whole
+from optcov.schedule import check_number, check_whole, is_whole
 from optcov.solvers import MatchedNoise, SolverResult
 from optcov.trajectory import Trajectory
 
@@ -194,8 +194,7 @@ def draw_many(
         raise ValueError(f"{bundle.name} has no decoder: what it draws is what it is; leave decode out")
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
-    if not is_whole(steps) or steps < 1:
-        raise ValueError(f"steps = {steps!r} is not a positive whole number")
+    check_whole("steps", steps, 1)
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(

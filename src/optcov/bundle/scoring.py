@@ -35,8 +35,9 @@ from optcov.networks.guidance import check_guidance
 from optcov.processes import this_process
 from optcov.progress import fresh, track
 from optcov.reverse import ReverseProcess
-from optcov.schedule import is_whole
+from optcov.schedule import check_whole, is_whole
 from optcov.storage import directory_lock
+from optcov.text_table import counted
 from optcov.trajectory import Trajectory
 
 Say = Callable[[str], None]  # what a long call tells on the way
@@ -55,7 +56,7 @@ class Conventions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_seed(self.seed)
+        check_whole("seed", self.seed)
         if self.times == 1 or self.times < 0:
             raise ValueError(f"times = {self.times} leaves no step between two times; take at least 2, or 0 for all")
 
@@ -88,9 +89,7 @@ class Scored:
         return bundle.told_labels(labels, self.whole.name)
 
     def __str__(self) -> str:
-        there = min(self.count, len(self.whole))
-        asked = f" ({self.count:,} asked for)" if self.count > there else ""
-        return f"{there:,} {self.split} images{asked}"
+        return counted(len(self.whole), self.count, f"{self.split} images")
 
 
 @final
@@ -230,8 +229,7 @@ def score_tensor(
             f"bits_per_dim has no option {unknown[0]!r}; it has methods, condition, labels, batch_size, progress, "
             f"{', '.join(known_options)}"
         )
-    if not is_whole(batch_size) or batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size!r} is not a positive whole number")
+    check_whole("batch_size", batch_size, 1)
     data = bundle.data_of(images, "test")
     condition = with_labels(condition, labels, len(data))
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
@@ -275,10 +273,8 @@ def class_log_probabilities(
     progress: bool = True,
 ) -> Tensor:
     """`Bundle.class_log_probabilities`: float64 (B, classes), columns in the order of `bundle.class_numbers`."""
-    for name, value, least in (("steps", steps, 2), ("batch_size", batch_size, 1)):
-        if not is_whole(value) or value < least:
-            raise ValueError(f"{name} = {value!r} is not a whole number of at least {least}")
-    _check_seed(seed)
+    for name, value, least in (("steps", steps, 2), ("batch_size", batch_size, 1), ("seed", seed, None)):
+        check_whole(name, value, least)
     if bundle.classes is None:
         raise ValueError(f"{bundle.name} knows no classes, so that it cannot tell them apart")
     method = method or scoring_method(bundle)
@@ -299,11 +295,6 @@ def scoring_method(bundle: Bundle) -> str:
     """The method with the least bound among those that the bundle can do."""
     ways = {"NPR-DDPM": "npr" in bundle.heads, "SN-DDPM": "sn" in bundle.heads, "A-DDPM": bundle.numbers is not None}
     return next((method for method, possible in ways.items() if possible), "DDPM, beta-tilde")
-
-
-def _check_seed(seed: Any) -> None:
-    if not is_whole(seed):
-        raise ValueError(f"seed = {seed!r} is not a whole number; pass one such as 0")
 
 
 def _held(work: Path | None) -> AbstractContextManager[None]:

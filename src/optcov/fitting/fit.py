@@ -43,6 +43,7 @@ from optcov.processes import accelerator, this_process
 from optcov.progress import track, track_training, watch_passes
 from optcov.schedule import Schedule, is_whole
 from optcov.storage import directory_lock
+from optcov.text_table import counted
 
 LEARNED = "; the second half of its channels is a variance that it learned, kept as the covariance range"
 
@@ -207,10 +208,10 @@ class FitPlan:
     def __str__(self) -> str:
         bundle, settings, there = self.bundle, self.settings, len(self.train)
         asked = settings.images if self.closed_form else there
-        measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
+        measured = f"{counted(there, settings.measure_images)} at {len(self.grid)} times"
         return (
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
+            f"{bundle.network.parameterisation}) on {counted(there, asked)} of {self.train.name}"
             f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
             f"{measured if settings.measure_images else 'nothing more'}{LEARNED * bundle.network.learned_range}"
         )
@@ -395,8 +396,3 @@ def _check_measurement(times: int, images: int, closed_form: bool) -> None:
         )
     if images and times < 3:
         raise TrainingError(f"{times} times are too few to judge an interpolation; use 3 times or more")
-
-
-def _counted(there: int, asked: int) -> str:
-    """How many images are used, and how many were asked for if that is more."""
-    return f"{min(there, asked):,} images" + (f" ({asked:,} asked for)" if asked > there else "")
