@@ -62,7 +62,7 @@ def judged(bundle: Bundle, head: str) -> tuple[bool, str]:
     """Whether a head is good as far as is known, and why."""
     if find_covariance(head).about == "prediction" and bundle.heads[head].about == "zero":
         return False, "is a small difference of large numbers, which no calibration of the large ones shows"
-    ratios = _ratios(bundle.provenance.get("calibration"), head)
+    ratios = ratios_of(bundle.provenance.get("calibration"), head)
     if ratios is None:
         return True, f"the head {head} is there; it was not calibrated"
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
@@ -72,7 +72,7 @@ def judged(bundle: Bundle, head: str) -> tuple[bool, str]:
     return False, f"predicts {worst:.2f} times what was measured, at some times"
 
 
-def _ratios(record: object, head: str) -> list[float] | None:
+def ratios_of(record: object, head: str) -> list[float] | None:
     """Predicted / measured by time; a history is anybody's JSON, so that what does not fit counts as not there."""
     entry = record.get(head) if isinstance(record, Mapping) else None
     ratios = entry.get("ratio") if isinstance(entry, Mapping) else None

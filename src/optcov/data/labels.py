@@ -48,31 +48,33 @@ def folder_labels(directory: Path, files: Sequence[Path], parts: Mapping[Path, S
 
 
 def _labels_of(directory: Path, files: Sequence[Path]) -> list[Label] | None:
-    for name in METADATA:
-        if (directory / name).is_file():
-            rows = read_metadata(directory / name)
-            column = next((column for column in COLUMNS if any(column in row for row in rows.values())), None)
-            if column is not None:
-                return _from_rows(directory / name, rows, column, [path.relative_to(directory) for path in files])
+    found = _metadata(directory, COLUMNS)
+    if found is not None:
+        return _from_rows(*found, [path.relative_to(directory) for path in files])
     folders = [path.relative_to(directory).parts[:-1] for path in files]
     return [parts[0] for parts in folders] if folders and all(folders) else None
 
 
 def folder_captions(directory: Path, files: Sequence[Path]) -> tuple[str, ...] | None:
     """Captions of the files of a directory, from the column text (or caption) of its metadata; None without one."""
-    for name in METADATA:
-        if not (directory / name).is_file():
-            continue
-        rows = read_metadata(directory / name)
-        column = next((column for column in CAPTIONS if any(column in row for row in rows.values())), None)
+    metadata = _metadata(directory, CAPTIONS)
+    if metadata is None:
+        return None
+    path, rows, column = metadata
+    found = [rows.get(file.relative_to(directory).as_posix(), {}).get(column) for file in files]
+    missing = [file for file, text in zip(files, found, strict=True) if not isinstance(text, str)]
+    if missing:
+        raise DataError(f"{path} has no {column} for {missing[0].name}; add a row, or remove the image")
+    return tuple(str(text) for text in found)
+
+
+def _metadata(directory: Path, columns: Sequence[str]) -> tuple[Path, dict[str, dict[str, Any]], str] | None:
+    """The first file of metadata with one of the columns, its rows by file, and that column; None without one."""
+    for path in (directory / name for name in METADATA):
+        rows = read_metadata(path) if path.is_file() else {}
+        column = next((column for column in columns if any(column in row for row in rows.values())), None)
         if column is not None:
-            found = [rows.get(path.relative_to(directory).as_posix(), {}).get(column) for path in files]
-            missing = [path for path, text in zip(files, found, strict=True) if not isinstance(text, str)]
-            if missing:
-                raise DataError(
-                    f"{directory / name} has no {column} for {missing[0].name}; add a row, or remove the image"
-                )
-            return tuple(str(text) for text in found)
+            return path, rows, column
     return None
 
 
