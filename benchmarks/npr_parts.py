@@ -26,7 +26,8 @@ from optcov.data import ImageSet, load, to_8bit
 from optcov.gaussian import Diagonal
 from optcov.metrics import Distance, FeatureStatistics, find_extractor, jackknife_error, measure_frechet
 from optcov.prediction import Prediction
-from optcov.sampling import Step, generate
+from optcov.reverse import Step
+from optcov.sampling import generate
 
 METHOD = "NPR-DDPM"
 

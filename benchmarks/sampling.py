@@ -59,7 +59,7 @@ def steps(bundle: Bundle, batch: int) -> dict[str, Work]:
 
     def step(own_norm: bool) -> Work:
         heads = {"npr": conv_head(bundle.unet, own_norm)}
-        network = HeadedNetwork(Backbone.unet(bundle.unet), bundle.network.native_schedule, heads).eval()
+        network = HeadedNetwork(Backbone.of(bundle.unet), bundle.network.native_schedule, heads).eval()
         process = ReverseProcess(network.with_schedule(bundle.schedule), ForwardProcess(bundle.schedule), "npr")
 
         @torch.no_grad()

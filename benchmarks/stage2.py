@@ -36,7 +36,7 @@ def main() -> None:
 def run(repeats: int, batch_size: int) -> dict[str, float]:
     """Medians in seconds, and their ratios to the bare forward pass."""
     unet = build_unet((1, 28, 28))
-    network = HeadedNetwork(Backbone.unet(unet), Schedule.vp_sde()).eval().requires_grad_(False)
+    network = HeadedNetwork(Backbone.of(unet), Schedule.vp_sde()).eval().requires_grad_(False)
     process = ForwardProcess(network.schedule)
     x_0 = torch.rand(batch_size, 1, 28, 28) * 2 - 1
     batch = Batch(x_0, torch.rand(batch_size).double().clamp(min=1e-5), torch.randn_like(x_0))

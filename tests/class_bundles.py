@@ -24,7 +24,7 @@ def class_unet(entries: int = CLASSES + 1, seed: int = 0) -> nn.Module:
 def class_bundle(schedule: Schedule | None = None, empty: bool = True, heads: bool = True) -> Bundle:
     """With an empty class, the last one, or with classes alone."""
     schedule = schedule or Schedule.vp_sde()
-    network = HeadedNetwork(Backbone.unet(class_unet(CLASSES + empty)), schedule).eval().requires_grad_(False)
+    network = HeadedNetwork(Backbone.of(class_unet(CLASSES + empty)), schedule).eval().requires_grad_(False)
     bundle = Bundle(network, SHAPE, name="classes")
     bundle = bundle.with_empty_class(CLASSES) if empty else bundle
     if not heads:

@@ -52,7 +52,7 @@ def small_numbers(schedule: Schedule) -> NumbersPerTime:
 
 def small_bundle(schedule: Schedule | None = None) -> Bundle:
     schedule = schedule or Schedule.vp_sde()
-    plain = Bundle(HeadedNetwork(Backbone.unet(small_unet()), schedule).eval(), SHAPE, name="small")
+    plain = Bundle(HeadedNetwork(Backbone.of(small_unet()), schedule).eval(), SHAPE, name="small")
     heads = {"npr": small_head(1), "sn": small_head(2)}
     return plain.with_heads(heads, plain.fingerprint).with_numbers(small_numbers(schedule))
 

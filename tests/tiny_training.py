@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 def tiny_network(schedule=None) -> HeadedNetwork:
     torch.manual_seed(0)
-    return HeadedNetwork(Backbone.unet(Net()), schedule or Schedule.vp_sde())
+    return HeadedNetwork(Backbone.of(Net()), schedule or Schedule.vp_sde())
 
 
 def images(count: int = 40) -> ImageSet:

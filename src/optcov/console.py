@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from optcov.progress import FIRST
 from optcov.text_table import printable
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 
-FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 TERMINATED = 143  # and for SIGTERM, as schedulers of jobs and `kill` send it
 MAX_SEED = 2**63 - 1  # torch's generators take twice as much, and repeats take the seeds behind
@@ -160,11 +160,6 @@ def default_out(bundle: str | Path, *words: str) -> Path:
     """Where output goes that was given no place, by the bundle's name: runs of different bundles do not meet."""
     name = Path(bundle).resolve().name
     return Path("out") / re.sub(r"[^\w.]+", "-", "-".join([name, *words]).lower()).strip("-.")
-
-
-def counted(there: int, asked: int, what: str) -> str:
-    """How many there are, and how many were asked for if that is more."""
-    return f"{there:,} {what}" + (f" ({asked:,} asked for)" if asked > there else "")
 
 
 def check_out(value: Path | None) -> Path | None:

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.covariances import Covariance, PerTime, Spectrum
+from optcov.covariances import Covariance
 from optcov.forward import ForwardProcess
 from optcov.noise import batch_noise
 from optcov.prediction import Network
@@ -73,29 +73,12 @@ class Method:
         return ForwardProcess(schedule, self.eta)
 
     def reverse_process(
-        self,
-        network: Network,
-        schedule: Schedule,
-        data_range: tuple[float, float] | None = (-1, 1),
-        *,
-        mean_square_noise: PerTime | None = None,
-        mean_square_residual: PerTime | None = None,
-        spectrum: Spectrum | None = None,
-        ocm_probes: int | None = None,
+        self, network: Network, schedule: Schedule, data_range: tuple[float, float] | None = (-1, 1), **options: Any
     ) -> ReverseProcess:
-        """Compose the method's reverse process."""
+        """Compose the method's reverse process; options are those of ReverseProcess."""
         forward = self.forward(schedule)
         assert self.covariance is not None
-        return ReverseProcess(
-            network,
-            forward,
-            self.covariance,
-            data_range,
-            mean_square_noise=mean_square_noise,
-            mean_square_residual=mean_square_residual,
-            spectrum=spectrum,
-            ocm_probes=ocm_probes,
-        )
+        return ReverseProcess(network, forward, self.covariance, data_range, **options)
 
     @property
     def discrete_name(self) -> str:
@@ -235,10 +218,14 @@ def draw(
     torch.Size([4, 2])
     """
     if method.solver is not None:
-        if method.solver == "matched":
-            return _draw_matched(network, matched, indices, seed, data_range, condition, callback, device)
-        start = batch_noise(seed, indices, 0, image_shape).to(device) * schedule.unit_data_std(schedule.final_time)
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
+        if method.solver == "matched":
+            if matched is None:
+                raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")
+            std = matched.schedule.unit_data_std(matched.trajectory.times[-1])
+            start = batch_noise(seed, indices, 0, matched.shape).to(device) * std
+            return matched_2m(network, matched, start, seed, indices=indices, callback=callback, **options)
+        start = batch_noise(seed, indices, 0, image_shape).to(device) * schedule.unit_data_std(schedule.final_time)
         if method.solver == "probability_flow":
             return probability_flow(network, schedule, start, steps, convention=method.convention, **options)
         options |= {"seed": seed, "indices": indices}
@@ -263,21 +250,3 @@ def draw(
         device=device,
     )
     return SolverResult(x_0, torch.full((len(indices),), len(trajectory)))
-
-
-def _draw_matched(
-    network: Network,
-    matched: MatchedNoise | None,
-    indices: Sequence[int],
-    seed: int,
-    data_range: tuple[float, float] | None,
-    condition: Mapping[str, Tensor] | None,
-    callback: Callable[[Any], None] | None,
-    device: torch.device | str,
-) -> SolverResult:
-    if matched is None:
-        raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")
-    std = matched.schedule.unit_data_std(matched.trajectory.times[-1])
-    start = batch_noise(seed, indices, 0, matched.shape).to(device) * std
-    options: dict[str, Any] = {"indices": indices, "data_range": data_range, "condition": condition}
-    return matched_2m(network, matched, start, seed, callback=callback, **options)

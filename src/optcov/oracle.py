@@ -152,16 +152,6 @@ class GaussianMixture:
         means = self.means + self._rotate_back(alpha_bar.sqrt()[:, None, None] * self._values * deviation / total)
         return self._mix(share, means, beta_bar[:, None, None] * self._values / total)
 
-    def noise_square(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Tensor:
-        """E[eps^2 | x_t], (B, d): what a perfect SN head returns."""
-        moments = self.noise_moments(x_t, schedule, t, class_labels)
-        return moments.covariance.diagonal(dim1=-2, dim2=-1) + moments.mean.square()
-
-    def noise_outer(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
-        """E[eps eps^T | x_t], (B, d, d)."""
-        moments = self.noise_moments(x_t, schedule, t)
-        return moments.covariance + moments.mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
-
     def reverse_moments(
         self, x_t: Tensor, forward: ForwardProcess, t: Time, s: Time, class_labels: Tensor | None = None
     ) -> Moments:
@@ -189,10 +179,7 @@ class GaussianMixture:
         )
 
     def network(
-        self,
-        schedule: Schedule,
-        error: NoiseError | Tensor | float | None = None,
-        prediction_type: str = "epsilon",
+        self, schedule: Schedule, error: NoiseError | Tensor | float | None = None, prediction_type: str = "epsilon"
     ) -> Network:
         """A network with perfect heads, whose mean is perfect but for a chosen error added to the noise.
 

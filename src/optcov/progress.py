@@ -118,12 +118,7 @@ def track_training(records: Iterable[Record], total: int, what: str, show: bool 
     Where there is no terminal, a line each 50 steps: trainings run for hours, and their logs are read.
     """
     console = Console(stderr=True, quiet=not (show and FIRST))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal or not show)
     with bar as progress:
         task = progress.add_task(what, total=total, state="")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -21,6 +21,22 @@ from optcov.forward import Bridge, ForwardProcess
 from optcov.gaussian import Gaussian
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Time
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """One step of sampling, as a callback sees it."""
+
+    t: float
+    s: float
+    x_t: Tensor  # (B, *D)
+    gaussian: Gaussian  # over x_s, as it is drawn from: with the noise cap applied, given the history of a solver
+    x_s: Tensor  # (B, *D)
+
+    def log_prob(self) -> Tensor:
+        """Log-density of x_s in nats, (B,); also at eta = 0, where a positive v makes it well defined."""
+        return self.gaussian.log_prob(self.x_s)
 
 
 @final

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from numbers import Real
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,28 +19,12 @@ from torch import Tensor
 from optcov.gaussian import Gaussian
 from optcov.noise import NoiseSource, StepNoise, image_numbers
 from optcov.prediction import check_condition
-from optcov.reverse import ReverseProcess
+from optcov.reverse import ReverseProcess, Step
 from optcov.schedule import is_whole
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
 
 LAST_STEPS = ("mean", "draw")
-
-
-@final
-@dataclass(frozen=True)
-class Step:
-    """One step of sampling, as a callback sees it."""
-
-    t: float
-    s: float
-    x_t: Tensor  # (B, *D)
-    gaussian: Gaussian  # p(x_s | x_t), with the noise cap applied
-    x_s: Tensor  # (B, *D)
-
-    def log_prob(self) -> Tensor:
-        """log p(x_s | x_t) in nats, (B,); also at eta = 0, where a positive v makes it well defined."""
-        return self.gaussian.log_prob(self.x_s)
 
 
 @final
@@ -125,18 +109,15 @@ def generate(
     images: int | Sequence[int],
     batch_size: int = 64,
     seed: int = 0,
-    noise_cap: float | None = None,
-    last_step: str = "mean",
     *,
     condition: Mapping[str, Tensor] | None = None,
-    callback: Callable[[Step], None] | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    **options: Any,
 ) -> Iterator[Batch]:
     """Draw many images batch by batch.
 
     images: how many, or the numbers of those wanted, so that an interrupted run goes on with what is missing and
     several processes take a share each: image i is the same in all of them. condition: one entry per image wanted.
+    options: those of `sample`, such as noise_cap.
     """
     wanted = range(images) if isinstance(images, int) else images
     if isinstance(images, int) and images < 0:
@@ -151,13 +132,9 @@ def generate(
             trajectory,
             (len(indices), *image_shape),
             seed,
-            noise_cap=noise_cap,
-            last_step=last_step,
             condition={name: value[first : first + batch_size] for name, value in condition.items()},
             indices=indices,
-            callback=callback,
-            dtype=dtype,
-            device=device,
+            **options,
         )
         yield Batch(drawn, indices)
 

@@ -155,6 +155,14 @@ def reading(path: Path, error_type: Callable[[str], Exception] = StorageError) -
         raise error_type(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def require_small(path: Path, most: int, error_type: Callable[[str], Exception] = StorageError) -> None:
+    """Refuse a file of more bytes than what it should hold ever has."""
+    with reading(path, error_type):
+        size = path.stat().st_size
+    if size > most:
+        raise error_type(f"{path} has {size} bytes; at most {most} are read")
+
+
 def read_text(path: Path) -> str:
     """Read text."""
     _refuse_devices(path)

@@ -29,6 +29,11 @@ def html_table(title: str, header: Sequence[str], rows: Rows) -> str:
     return f"<table><caption>{html.escape(title)}</caption>{row(header, 'th')}{body}</table>"
 
 
+def counted(there: int, asked: int, what: str = "images") -> str:
+    """How many of those that are there are used, and how many were asked for if that is more."""
+    return f"{min(there, asked):,} {what}" + (f" ({asked:,} asked for)" if asked > there else "")
+
+
 def printable(text: str) -> str:
     """Escape whatever would break a line or steer a terminal: names of files and keys may hold anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

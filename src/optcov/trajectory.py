@@ -71,13 +71,14 @@ class Trajectory:
     def even(schedule: Schedule, K: int) -> Trajectory:
         """K times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""
         N, K = _check_length(schedule, K)
-        return _on_grid(schedule, [round(1 + Fraction(i * (N - 1), K - 1)) for i in range(K)])
+        return Trajectory(schedule.grid(round(1 + Fraction(i * (N - 1), K - 1)) for i in range(K)))
 
     @staticmethod
     def quadratic(schedule: Schedule, K: int) -> Trajectory:
         """K times from 1 to N, denser near 0: round(1 + (N - 1) (i / (K - 1))^2), moved up by one where they repeat."""
         N, K = _check_length(schedule, K)
-        return _on_grid(schedule, _distinct([round(1 + (N - 1) * Fraction(i, K - 1) ** 2) for i in range(K)], N))
+        times = _distinct([round(1 + (N - 1) * Fraction(i, K - 1) ** 2) for i in range(K)], N)
+        return Trajectory(schedule.grid(times))
 
     @staticmethod
     def karras(schedule: Schedule, K: int, rho: float = 7.0, first_sigma: float | None = None) -> Trajectory:
@@ -201,10 +202,6 @@ def _distinct(times: list[int], N: int) -> list[int]:
     for i in range(len(times) - 1, -1, -1):
         last = times[i] = min(times[i], last - 1)
     return times
-
-
-def _on_grid(schedule: Schedule, times: list[int]) -> Trajectory:
-    return Trajectory(schedule.grid(times))
 
 
 def _time_of_sigma(schedule: Schedule, sigma: float, first: float, end: float) -> float:

@@ -40,7 +40,6 @@ from optcov.methods import draw
 from optcov.networks import Backbone, HeadedNetwork
 from optcov.networks.unet import build_unet
 from optcov.solvers import (
-    ancestral_sampling,
     euler_maruyama,
     gotta_go_fast,
     peer,
@@ -217,7 +216,6 @@ def test_the_ode_likelihood_is_the_density_of_the_class():
 
 SOLVERS = {
     "euler_maruyama": lambda network, **o: euler_maruyama(network, VP, points(), 12, seed=3, **o),
-    "ancestral_sampling": lambda network, **o: ancestral_sampling(network, VP, points(), 12, seed=3, **o),
     "probability_flow": lambda network, **o: probability_flow(network, VP, points(), 12, **o),
     "gotta_go_fast": lambda network, **o: gotta_go_fast(network, VP, points(), 0.05, seed=3, **o),
 }
@@ -303,10 +301,10 @@ def test_a_head_is_fitted_and_calibrated_given_the_classes():
         expected = a * variance / (a * variance + b)
         assert float((found / expected).log().abs().max()) < 0.12, label
     held_out = Conditioned.by_labels(Labelled(SIMPLE, 4096, seed=8))
-    calibration = calibrate(network, held_out, samples=4096, parts=4)
+    calibration = calibrate(network, held_out, ["npr"], samples=4096, parts=4)["npr"]
     assert bool(((calibration.ratio - 1).abs() < 5 * calibration.error + 0.03).all())
     wrong = Conditioned(held_out.source, {"class_labels": 1 - held_out.labels})
-    assert float((calibrate(network, wrong, samples=4096, parts=4).ratio - 1).abs().max()) > 0.3
+    assert float((calibrate(network, wrong, ["npr"], samples=4096, parts=4)["npr"].ratio - 1).abs().max()) > 0.3
 
 
 @pytest.mark.parametrize("schedule", [Schedule.flow(), Schedule.edm(), LINEAR], ids=repr)
@@ -347,7 +345,7 @@ def test_a_share_of_an_offered_condition_is_left_out():
 
 def conditional_bundle():
     unet = build_unet((1, 8, 8), (8, 8), 1, 0, 4, 8, classes=3)
-    return Bundle(HeadedNetwork(Backbone.unet(unet), LINEAR).eval(), (1, 8, 8))
+    return Bundle(HeadedNetwork(Backbone.of(unet), LINEAR).eval(), (1, 8, 8))
 
 
 def test_an_image_of_a_bundle_belongs_to_its_number_and_condition():
@@ -365,7 +363,7 @@ def test_an_image_of_a_bundle_belongs_to_its_number_and_condition():
 
 def test_samples_of_a_score_are_told_what_images_are_told():
     unet = build_unet((1, 28, 28), (8, 8), 1, 0, 4, 8, classes=3)
-    network = HeadedNetwork(Backbone.unet(unet), VP)
+    network = HeadedNetwork(Backbone.of(unet), VP)
     pixels = torch.randint(0, 256, (20, 1, 28, 28), generator=torch.Generator().manual_seed(1)).byte()
     images = ImageSet(pixels, torch.arange(20) % 3)
     settings = ScoreSettings(samples=8, steps=2)
@@ -396,7 +394,6 @@ def refusing(schedule=LINEAR):
         lambda told: cost_table(refusing(), points(), ["beta_tilde"], condition=told),
         lambda told: ode_likelihood(refuses, VP, points(), None, condition=told),
         lambda told: euler_maruyama(refuses, VP, points(), 5, condition=told),
-        lambda told: ancestral_sampling(refuses, VP, points(), 5, condition=told),
         lambda told: probability_flow(refuses, VP, points(), 5, condition=told),
         lambda told: probability_flow_adaptive(refuses, VP, points(), condition=told),
         lambda told: gotta_go_fast(refuses, VP, points(), condition=told),

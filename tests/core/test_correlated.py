@@ -14,7 +14,7 @@ from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, cost_ta
 from optcov.covariances import CorrelatedResidual, CorrelatedSquaredNoise, Example, SpectralResidual, Spectrum
 from optcov.fitting.spectra import SpectrumMeter
 from optcov.gaussian import Correlated, Spectral, cosine_matrix
-from optcov.likelihood.nodes import NodeSums
+from optcov.likelihood.cells import NodeSums
 from optcov.likelihood.priced import default_covariances
 from optcov.likelihood.profile import Nodes, Steps, column_costs, node_count
 from optcov.likelihood.terms import observe, transition_cost

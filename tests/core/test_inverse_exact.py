@@ -5,13 +5,16 @@ The level: with the exact covariance each statistic below would be exceeded by c
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle
 from optcov.inverse import Average, Blur, Identity, Linear, Mask, Operator, Restoration, restore
-from optcov.inverse.scores import coverage, wasserstein
+from optcov.inverse.scores import coverage
 
 IMAGE = (1, 4, 4)
 D = 16
@@ -138,6 +141,16 @@ def posterior_of_mixture(A: Tensor, y: Tensor, noise_std: float) -> oracle.Gauss
     return oracle.GaussianMixture(log_weights.softmax(0), MIXTURE.means + left @ gain.T, covariance.expand(3, 2, 2))
 
 
+def by_matrix(matrix):
+    return Linear(lambda x: x @ matrix.to(x).mT, lambda y: y @ matrix.to(y), (matrix.shape[1],), "matrix")
+
+
+def wasserstein(first, second):
+    """The 2-Wasserstein distance of two sets of points (n, d) of equal size, exactly, by the best assignment."""
+    cost = torch.cdist(first.double(), second.double()).square().numpy()
+    return math.sqrt(float(cost[linear_sum_assignment(cost)].mean()))
+
+
 def test_coverage_on_a_mixture_is_within_three_points_of_90_percent():
     """40 steps of the exact covariance: Gaussian steps for a posterior that is none."""
     A, noise_std, count = torch.tensor([[1.0, 0.4]], dtype=torch.float64), 0.4, 300
@@ -145,7 +158,7 @@ def test_coverage_on_a_mixture_is_within_three_points_of_90_percent():
     noise = torch.randn(count, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     y = truth @ A.T + noise_std * noise
     prior = ReverseProcess(MIXTURE.network(SCHEDULE), ForwardProcess(SCHEDULE), "npr_full", data_range=None)
-    found = restore(prior, y, Linear.of_matrix(A), noise_std, steps=40, samples=19, batch_size=count * 19)
+    found = restore(prior, y, by_matrix(A), noise_std, steps=40, samples=19, batch_size=count * 19)
     # 600 answers of 300 points: one standard error is 1.2 to 1.7 points
     assert abs(float(coverage(found.samples, truth, 0.9).mean()) - 0.9) < 0.03
     assert abs(float(coverage(found.samples, truth, 0.5).mean()) - 0.5) < 0.05
@@ -158,7 +171,7 @@ def test_without_gradients_the_full_covariance_is_nearer_to_the_exact_posterior_
     by_chance = wasserstein(exact, posterior_of_mixture(A, y, noise_std).sample(count, seed=2))
 
     def distance(method: str) -> float:
-        operator, options = Linear.of_matrix(A), {"steps": 20, "samples": count, "way": "proximal"}
+        operator, options = by_matrix(A), {"steps": 20, "samples": count, "way": "proximal"}
         return wasserstein(restore(prior, y, operator, noise_std, method=method, **options).samples, exact)
 
     assert distance("npr_full") < 1.6 * by_chance  # a Gaussian posterior of x_0 is not exact here, so not 1

@@ -13,7 +13,6 @@ from optcov.noise import batch_noise
 from optcov.oracle import GaussianMixture
 from optcov.sampling import sample
 from optcov.solvers import (
-    ancestral_sampling,
     euler_maruyama,
     gotta_go_fast,
     probability_flow,
@@ -171,10 +170,6 @@ def test_euler_maruyama_draws_the_data_distribution():
     moments_within(euler_maruyama(NETWORK, SCHEDULE, start(2000), 150, fast_noise(2000)).x_0, bias=0.01)
 
 
-def test_ancestral_sampling_draws_the_data_distribution():
-    moments_within(ancestral_sampling(NETWORK, SCHEDULE, start(2000), 150, fast_noise(2000)).x_0, bias=0.02)
-
-
 def test_probability_flow_draws_the_data_distribution():
     moments_within(probability_flow(NETWORK, SCHEDULE, start(2000), 150).x_0, bias=0.01)
 
@@ -254,11 +249,10 @@ def test_gotta_go_fast_is_the_algorithm():
     assert torch.allclose(result.x_0, x, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", [euler_maruyama, ancestral_sampling])
-def test_noise_of_an_image_does_not_depend_on_its_batch(solver):
+def test_noise_of_an_image_does_not_depend_on_its_batch():
     x_1 = start(7)
-    whole = solver(NETWORK, SCHEDULE, x_1, 10, seed=4).x_0
-    part = solver(NETWORK, SCHEDULE, x_1[2:5], 10, seed=4, indices=[2, 3, 4]).x_0
+    whole = euler_maruyama(NETWORK, SCHEDULE, x_1, 10, seed=4).x_0
+    part = euler_maruyama(NETWORK, SCHEDULE, x_1[2:5], 10, seed=4, indices=[2, 3, 4]).x_0
     assert torch.allclose(whole[2:5], part, atol=1e-12)
 
 
@@ -270,19 +264,11 @@ def test_gotta_go_fast_of_an_image_does_not_depend_on_its_batch():
     assert torch.allclose(whole.x_0[2:5], part.x_0, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", [euler_maruyama, probability_flow, ancestral_sampling, gotta_go_fast])
+@pytest.mark.parametrize("solver", [euler_maruyama, probability_flow, gotta_go_fast])
 def test_half_precision_noise_is_solved_in_float32(solver):
     x_0 = solver(NETWORK, SCHEDULE, start(2).bfloat16(), *([] if solver is gotta_go_fast else [5])).x_0
     assert x_0.dtype == torch.float32
     assert x_0.isfinite().all()
-
-
-def test_ancestral_sampling_is_the_reverse_process_with_variance_beta():
-    process = ReverseProcess(NETWORK, ForwardProcess(SCHEDULE), "beta", data_range=(-1, 1))
-    expected = sample(process, Trajectory.even(SCHEDULE, 8), start=start(5), seed=2)
-    result = ancestral_sampling(NETWORK, SCHEDULE, start(5), 8, seed=2, data_range=(-1, 1))
-    assert torch.equal(result.x_0, expected)
-    assert result.evaluations.tolist() == [8] * 5
 
 
 def failing(x_t, t):
@@ -292,7 +278,7 @@ def failing(x_t, t):
     return NoisePrediction(noise)
 
 
-@pytest.mark.parametrize("solver", [euler_maruyama, probability_flow, ancestral_sampling])
+@pytest.mark.parametrize("solver", [euler_maruyama, probability_flow])
 def test_a_bad_value_stops_with_step_time_and_samples(solver):
     with pytest.raises(ValueError, match=r"NaN or infinity: first at step \d+ \(time 0\.\d*\), in samples \[\d"):
         solver(failing, SCHEDULE, start(8), 20)
@@ -326,7 +312,7 @@ def test_fixed_steps_never_wait_for_the_device(monkeypatch):
         process = ReverseProcess(network, ForwardProcess(schedule), "npr")
         sample(process, Trajectory.even(schedule, steps), start=x_1, noise_cap=1.0)
 
-    for solver in (euler_maruyama, probability_flow, ancestral_sampling, sampler):
+    for solver in (euler_maruyama, probability_flow, sampler):
         seen.clear(), reads.clear()
         solver(network, SCHEDULE, start(6), 5)
         assert seen == [[]] * 5, solver

@@ -49,7 +49,7 @@ class World:
         betas = Schedule.linear(STEPS).betas.clone()
         betas[STEPS // 2] *= self.beta
         schedule = Schedule.from_betas(betas)
-        backbone = Backbone.unet(small_unet(self.weights, norm_eps=self.norm_eps))
+        backbone = Backbone.of(small_unet(self.weights, norm_eps=self.norm_eps))
         network = HeadedNetwork(backbone, schedule, None, TimeArgument(self.scale), self.prediction).eval()
         plain = Bundle(network, SHAPE, self.data_range, name="small")
         heads = {"npr": small_head(self.npr), "sn": small_head(self.sn)}

@@ -63,7 +63,7 @@ def test_loading_leaves_the_callers_random_numbers_alone(saved: Path) -> None:
 
 
 def test_rounded_weights_are_stored_in_half_the_space_and_lose_nothing_more(tmp_path: Path) -> None:
-    plain = Bundle(HeadedNetwork(Backbone.unet(small_unet()), Schedule.vp_sde()), SHAPE)
+    plain = Bundle(HeadedNetwork(Backbone.of(small_unet()), Schedule.vp_sde()), SHAPE)
     original = fingerprint(plain.unet)
     half = plain.with_float16_weights()
     assert fingerprint(plain.unet) == original
@@ -79,7 +79,7 @@ def test_rounded_weights_are_stored_in_half_the_space_and_lose_nothing_more(tmp_
 
 
 def test_a_head_of_another_backbone_is_refused_in_words(saved: Path, tmp_path: Path) -> None:
-    other = Bundle(HeadedNetwork(Backbone.unet(small_unet(seed=5)), Schedule.vp_sde()), SHAPE)
+    other = Bundle(HeadedNetwork(Backbone.of(small_unet(seed=5)), Schedule.vp_sde()), SHAPE)
     mine = bundle.load(saved).fingerprint
     with pytest.raises(ValueError, match="fitted on another backbone") as caught:
         other.with_heads({"npr": small_head()}, mine)
@@ -214,7 +214,7 @@ def test_optimal_trajectories_go_with_the_head_or_the_numbers_they_were_found_wi
 
 def test_other_time_arguments_parameterisations_and_ranges_survive(tmp_path: Path) -> None:
     network = HeadedNetwork(
-        Backbone.unet(small_unet(out_channels=2)),
+        Backbone.of(small_unet(out_channels=2)),
         Schedule.linear(40),
         time_argument=TimeArgument.discrete(40, shift=1),
         parameterisation="v_prediction",

@@ -205,7 +205,7 @@ def test_other_embeddings_of_classes_are_refused_by_name(tmp_path: Path) -> None
     place = pipeline_of(tmp_path / "pipeline", class_embed_type="timestep")
     with pytest.raises(CheckpointError, match="it embeds classes by 'timestep'"):
         import_model(place)
-    network = HeadedNetwork(Backbone.unet(small_unet(class_embed_type="timestep")), Schedule.linear())
+    network = HeadedNetwork(Backbone.of(small_unet(class_embed_type="timestep")), Schedule.linear())
     with pytest.raises(BundleError, match="embeds classes by 'timestep'"):
         Bundle(network, SHAPE).check_loadable()
 

@@ -71,7 +71,7 @@ def test_networks_and_heads_give_what_the_authors_code_gives(tmp_path, network):
     model = imported(tmp_path, wrap(golden_state(network)), **options)
     assert (model.source, model.image_shape) == (source, (3, size, size))
     with torch.no_grad():
-        result = Backbone.unet(model.unet)(golden_input(size), GOLDEN_TIMES)
+        result = Backbone.of(model.unet)(golden_input(size), GOLDEN_TIMES)
         heads = [head(result.features, result.time_embedding) for head in model.heads.values()]
     assert_golden(result.output, golden["eps" if heads else "out"])
     assert list(model.heads) == ([options["head"]] if heads else [])

@@ -279,7 +279,7 @@ def test_every_head_beside_every_network(tmp_path, network, mode):
     x = golden_input(SIZE)
     output, head = evaluate(state, x, GOLDEN_TIMES)
     with torch.no_grad():
-        found = Backbone.unet(model.unet)(x, GOLDEN_TIMES)
+        found = Backbone.of(model.unet)(x, GOLDEN_TIMES)
         assert_close(found.output, output)
         assert_close(model.heads["sn"](found.features, found.time_embedding), head)
     exported = export_checkpoint(model.unet, model.heads["sn"])

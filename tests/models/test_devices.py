@@ -44,7 +44,7 @@ def images(count: int = 40) -> ImageSet:
 
 
 def network(parameterisation: str = "epsilon") -> HeadedNetwork:
-    backbone = Backbone.unet(small_unet())
+    backbone = Backbone.of(small_unet())
     return HeadedNetwork(backbone, Schedule.linear(24), parameterisation=parameterisation).eval().requires_grad_(False)
 
 
@@ -57,7 +57,7 @@ def test_heads_are_fitted_measured_and_calibrated_where_the_network_is(parameter
     headed = HeadedNetwork(plain.backbone, plain.schedule, fit.heads, parameterisation=parameterisation).eval()
     records = list(measure(headed, images(), time_grid(plain.native_schedule, 3), 8, 4, 0, tmp_path))
     assert len(records) == 3
-    calibrate(headed, images(), "npr", 64)
+    calibrate(headed, images(), ["npr"], 64)["npr"]
 
 
 @pytest.mark.parametrize("covariance", ["beta", "sn", "npr", "range"])

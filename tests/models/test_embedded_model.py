@@ -124,6 +124,6 @@ def test_npr_is_calibrated_in_every_decile_of_t_on_other_images_and_noise(fashio
         def x_0(self, index):
             return images[torch.as_tensor(index)]
 
-    found = calibrate(fashion.network, Held(), "npr", samples=8192, seed=7)
+    found = calibrate(fashion.network, Held(), ["npr"], samples=8192, seed=7)["npr"]
     assert bool(((found.ratio >= 0.9) & (found.ratio <= 1.1)).all()), found
     assert float(found.error.max()) < 0.03

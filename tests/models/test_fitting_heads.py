@@ -333,7 +333,7 @@ def test_timed_heads_are_calibrated_where_they_were_fitted(name):
     tasks, batches = fitting(network, (name,), kind="timed", batch_size=32)
     fit = fit_closed_form(network, tasks, batches, images=640)
     fitted = HeadedNetwork(network.backbone, network.schedule, fit.heads, parameterisation=network.parameterisation)
-    result = calibrate(fitted, images(), name, samples=640, parts=5, batch_size=32, seed=0)
+    result = calibrate(fitted, images(), [name], samples=640, parts=5, batch_size=32, seed=0)[name]
     assert result.ratio.tolist() == pytest.approx([1.0] * 5, abs=0.05)
     assert bool((result.error > 0).all())
 
@@ -552,7 +552,7 @@ def test_a_timed_head_says_the_same_inside_a_diffusers_model():
 
     schedule = Schedule.linear()
     unet = build_unet((1, 8, 8), channels=(8, 16), groups=4, head_dim=8).eval()
-    network = HeadedNetwork(Backbone.unet(unet), schedule)
+    network = HeadedNetwork(Backbone.of(unet), schedule)
     tasks, batches = fitting(network, ("sn",), kind="timed")
     heads = fit_closed_form(network, tasks, batches, images=32).heads
     fitted = HeadedNetwork(network.backbone, schedule, heads)

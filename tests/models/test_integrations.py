@@ -67,7 +67,7 @@ def filled_head(kind=ConvHead, seed: int = 1, **options):
 def tiny_bundle(schedule=None, heads=("sn", "npr"), **options) -> Bundle:
     schedule = schedule or Schedule.linear(N)
     network = HeadedNetwork(
-        Backbone.unet(tiny_unet()), schedule, {name: filled_head(seed=i) for i, name in enumerate(heads)}, **options
+        Backbone.of(tiny_unet()), schedule, {name: filled_head(seed=i) for i, name in enumerate(heads)}, **options
     ).eval()
     times = (
         torch.linspace(0.02, 1.0, 50, dtype=torch.float64)
@@ -228,7 +228,7 @@ def test_scheduler_config_survives_saving_and_loading(tmp_path):
 def test_wrapped_unet_returns_noise_and_head_and_saves_as_one_model(tmp_path, kind):
     unet = tiny_unet()
     head = filled_head(kind, **({"time_channels": 32} if kind is ResidualHead else {}))
-    network = HeadedNetwork(Backbone.unet(unet), Schedule.linear(N), {"npr": head}, TimeArgument(1.0, 1.0))
+    network = HeadedNetwork(Backbone.of(unet), Schedule.linear(N), {"npr": head}, TimeArgument(1.0, 1.0))
     wrapped = UNetWithHead.wrap(unet, head)
     x_t, t = noise(4), 17
     prediction = network(x_t, t + 1)

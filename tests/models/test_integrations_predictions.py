@@ -23,7 +23,7 @@ def bundle_with_timed_head(parameterisation: str) -> Bundle:
     with torch.no_grad():
         head.conv.weight.copy_(0.1 * torch.randn(head.conv.weight.shape, generator=generator))
     network = HeadedNetwork(
-        Backbone.unet(small_unet()), Schedule.linear(N), {"sn": head}, TimeArgument(1.0, 1.0), parameterisation
+        Backbone.of(small_unet()), Schedule.linear(N), {"sn": head}, TimeArgument(1.0, 1.0), parameterisation
     )
     return Bundle(network.eval().requires_grad_(False), SHAPE[1:])
 

@@ -110,7 +110,7 @@ def test_images_of_a_hundred_thousand_pixels_are_refused_by_import(pipeline: Pat
     ids=str,
 )
 def test_a_bundle_that_could_not_be_loaded_is_not_saved(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    network = HeadedNetwork(Backbone.unet(small_unet()), Schedule.linear(24)).eval()
+    network = HeadedNetwork(Backbone.of(small_unet()), Schedule.linear(24)).eval()
     made = Bundle(network, **{"image_shape": SHAPE, **options})
     with pytest.raises(BundleError, match=words):
         made.save(tmp_path / "out")
@@ -119,7 +119,7 @@ def test_a_bundle_that_could_not_be_loaded_is_not_saved(tmp_path: Path, options:
 
 def test_a_schedule_of_too_many_steps_is_not_saved(tmp_path: Path) -> None:
     schedule = Schedule.from_betas(torch.full((100_001,), 1e-6, dtype=torch.float64))
-    made = Bundle(HeadedNetwork(Backbone.unet(small_unet()), schedule).eval(), SHAPE)
+    made = Bundle(HeadedNetwork(Backbone.of(small_unet()), schedule).eval(), SHAPE)
     with pytest.raises(BundleError, match="more than 100000 steps"):
         made.save(tmp_path / "out")
 

@@ -10,7 +10,7 @@ import torch
 
 from optcov import Schedule, Trajectory, load
 from optcov.bundle import Bundle, BundleError, Sampler
-from optcov.solvers import MultistepStep
+from optcov.reverse import Step
 from optcov.storage import read_tensors, write_tensors
 from small_bundles import SHAPE, small_bundle
 
@@ -63,7 +63,7 @@ def test_each_schedule_and_number_of_steps_has_its_own(bundle: Bundle) -> None:
 
 
 def test_a_callback_sees_the_density_of_every_drawn_step(bundle: Bundle) -> None:
-    seen: list[MultistepStep] = []
+    seen: list[Step] = []
     Sampler(bundle, "Matched 2M", 4).draw(range(3), callback=seen.append)
     assert [step.s for step in seen] == [*reversed(bundle.matched_noise(4).trajectory.times[:-1]), 0]
     assert all(step.log_prob().shape == (3,) and bool(step.log_prob().isfinite().all()) for step in seen[:-1])

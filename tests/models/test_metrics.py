@@ -34,6 +34,10 @@ from optcov.metrics import (
 from optcov.metrics.sources import Drawing, draw_images, split_method
 
 
+def write_npz(path: Path, images: data.ImageSet) -> None:
+    np.savez(path, images=images.images.numpy())
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -447,8 +451,8 @@ def test_frechet_command_compares_images_with_statistics(tmp_path: Path, monkeyp
 
     small = Extractor(lambda batch: batch.float().flatten(1)[:, :5], "FD-small")
     monkeypatch.setattr("optcov.metrics.find_extractor", lambda name: small)
-    data.write_npz(tmp_path / "a.npz", images(40))
-    data.write_npz(tmp_path / "b.npz", images(40, seed=1))
+    write_npz(tmp_path / "a.npz", images(40))
+    write_npz(tmp_path / "b.npz", images(40, seed=1))
     arguments = ["frechet", str(tmp_path / "a.npz"), str(tmp_path / "b.npz"), "--json"]
     first = CliRunner().invoke(app, [*arguments, "--kernel", "--save-first", str(tmp_path / "s.npz")])
     result = json.loads(first.stdout)
@@ -479,7 +483,7 @@ def test_frechet_command_compares_directories_and_what_bundles_draw(
     (tmp_path / "pictures").mkdir()
     for number, image in enumerate(shown.images):
         Image.fromarray(image[0].numpy()).save(tmp_path / "pictures" / f"{number:02}.png")
-    data.write_npz(tmp_path / "a.npz", shown)
+    write_npz(tmp_path / "a.npz", shown)
     small_bundle().save(tmp_path / "small")
 
     def frechet(first: object, second: object) -> dict[str, Any]:
@@ -510,7 +514,7 @@ def test_frechet_command_refuses_what_cannot_be_compared_before_images_are_drawn
     small_bundle(Schedule.linear(24)).save(tmp_path / "small")
     for dimension in (4, 5):
         FeatureStatistics.of(features(9, dimension)).save(tmp_path / f"{dimension}.npz")
-    data.write_npz(tmp_path / "three.npz", images(3, shape=SHAPE))
+    write_npz(tmp_path / "three.npz", images(3, shape=SHAPE))
     drawn = f"{tmp_path / 'small'}:SN-DDIM"
     for options, reason in (
         ([drawn, "4.npz"], "features of 5 and of 4 dimensions cannot be compared"),
@@ -536,7 +540,7 @@ def test_statistics_that_frechet_wrote_are_not_compared_with_other_features(
     known = {name: Extractor(lambda batch: batch.float().flatten(1)[:, :5], f"FD-{name}") for name in ("one", "two")}
     monkeypatch.setattr("optcov.metrics.find_extractor", known.__getitem__)
     monkeypatch.chdir(tmp_path)
-    data.write_npz(Path("a.npz"), images(40))
+    write_npz(Path("a.npz"), images(40))
 
     def frechet(*arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(

@@ -56,7 +56,7 @@ def tiny(channels: int = 1, seed: int = 0, **options) -> TinyNet:
 
 
 def network(schedule=None, heads=None, **options) -> HeadedNetwork:
-    return HeadedNetwork(Backbone.unet(tiny()), schedule or Schedule.vp_sde(), heads, **options).eval()
+    return HeadedNetwork(Backbone.of(tiny()), schedule or Schedule.vp_sde(), heads, **options).eval()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def x_t() -> torch.Tensor:
 
 def test_the_features_are_what_the_output_is_computed_from(x_t):
     module = tiny()
-    seen = Backbone.unet(module)(x_t, torch.zeros(3))
+    seen = Backbone.of(module)(x_t, torch.zeros(3))
     again = module.conv_out(torch.nn.functional.silu(module.conv_norm_out(seen.features)))
     assert torch.equal(again, seen.output)
     assert seen.time_embedding.shape == (3, 6)
@@ -74,7 +74,7 @@ def test_the_features_are_what_the_output_is_computed_from(x_t):
 
 def test_no_hook_stays_on_somebody_elses_module(x_t):
     module = tiny()
-    Backbone.unet(module)(x_t, torch.zeros(3))
+    Backbone.of(module)(x_t, torch.zeros(3))
     assert all(not m._forward_pre_hooks and not m._forward_hooks for m in module.modules())
 
 
@@ -90,7 +90,7 @@ def test_a_diffusers_unet_is_tapped_without_a_change_to_its_output():
     x, time = torch.randn(2, 1, 8, 8), torch.tensor([3.5, 900.0])
     with torch.no_grad():
         plain = unet(x, time).sample
-        seen = Backbone.unet(unet)(x, time)
+        seen = Backbone.of(unet)(x, time)
     assert torch.equal(seen.output, plain)
     assert seen.features.shape == (2, 8, 8, 8)
     assert seen.time_embedding.shape == (2, 32)
@@ -286,7 +286,7 @@ def test_other_parameterisations_give_the_noise_they_imply(parameterisation, x_t
 
 def test_twice_the_channels_need_learned_range(x_t):
     module = tiny(out=2)
-    backbone = Backbone.unet(module)
+    backbone = Backbone.of(module)
     with pytest.raises(ValueError, match="learned_range=True"):
         HeadedNetwork(backbone, Schedule.linear())(x_t, 5)
     prediction = HeadedNetwork(backbone, Schedule.linear(), learned_range=True)(x_t, 5)
@@ -297,7 +297,7 @@ def test_twice_the_channels_need_learned_range(x_t):
 
 def test_a_wrong_channel_count_is_named(x_t):
     with pytest.raises(ValueError, match="returned 3 channels for images with 1"):
-        HeadedNetwork(Backbone.unet(tiny(out=3)), Schedule.linear())(x_t, 5)
+        HeadedNetwork(Backbone.of(tiny(out=3)), Schedule.linear())(x_t, 5)
 
 
 def test_the_fingerprint_knows_every_weight_and_not_its_storage_type():
@@ -346,7 +346,7 @@ def test_a_head_with_the_backbones_normalisation_takes_over_its_activation(head,
     torch.manual_seed(0)
     net = ActivatedNet().eval().requires_grad_(False)
     with_backbones_norm(net, head).requires_grad_(False)
-    seen = Backbone.unet(net)(x_t, torch.zeros(3))
+    seen = Backbone.of(net)(x_t, torch.zeros(3))
     more = (torch.tensor([1.0, 0.0, -3.0]), torch.zeros(3, 1, 8, 8))
     own = head(seen.features, seen.time_embedding, *more)
     norm = head.norm1 if isinstance(head, ResidualHead) else head.norm
@@ -358,7 +358,7 @@ def test_an_activation_is_not_shared_once_the_weights_differ_or_are_trained(x_t)
     torch.manual_seed(0)
     net = ActivatedNet().eval().requires_grad_(False)
     head = with_backbones_norm(net, ConvHead(8, 1, groups=4))
-    activation = Backbone.unet(net)(x_t, torch.zeros(3)).activation
+    activation = Backbone.of(net)(x_t, torch.zeros(3)).activation
     assert not activation.serves(head.norm)  # its gradient is wanted
     with torch.no_grad():
         assert activation.serves(head.norm)
@@ -374,12 +374,12 @@ def test_an_activation_is_shared_only_if_it_follows_the_tapped_normalisation(x_t
             return self.conv_out(self.conv_act(2 * self.conv_norm_out(self.body(x))))
 
     assert Backbone(Between(), activation="conv_act")(x_t, torch.zeros(3)).activation is None
-    assert Backbone.unet(tiny())(x_t, torch.zeros(3)).activation is None
+    assert Backbone.of(tiny())(x_t, torch.zeros(3)).activation is None
     other = ActivatedNet()
     other.conv_act = nn.GELU()
-    assert Backbone.unet(other)(x_t, torch.zeros(3)).activation is None
+    assert Backbone.of(other)(x_t, torch.zeros(3)).activation is None
     other.conv_act = nn.SiLU(inplace=True)  # overwrites what a head with other weights would rescale
-    assert Backbone.unet(other)(x_t, torch.zeros(3)).activation is None
+    assert Backbone.of(other)(x_t, torch.zeros(3)).activation is None
 
 
 def own_norm(weight_of: nn.GroupNorm, seed: int = 3) -> nn.GroupNorm:
@@ -424,7 +424,7 @@ def test_a_head_with_a_normalisation_of_its_own_does_not_look_for_mean_and_devia
     net.conv_norm_out.weight.data = torch.linspace(0.5, 2.0, 8)
     head = with_backbones_norm(net, ConvHead(8, 1, groups=4)).requires_grad_(False)
     head.norm.weight.data += 0.1
-    seen = Backbone.unet(net)(x_t, torch.zeros(3))
+    seen = Backbone.of(net)(x_t, torch.zeros(3))
     expected = head(seen.features)
     monkeypatch.setattr(head.norm, "forward", lambda features: pytest.fail("the features were normalised again"))
     assert torch.allclose(head(seen.features, activation=seen.activation), expected, rtol=1e-5, atol=0)

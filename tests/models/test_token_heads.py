@@ -165,7 +165,7 @@ def by_decile(network: HeadedNetwork) -> tuple[torch.Tensor, float]:
 @pytest.mark.parametrize("network", ["dit", "flux", "own"])
 def test_heads_of_any_form_are_calibrated_by_level_and_by_decile(network):
     headed = fitted(own() if network == "own" else make(network))
-    levels = calibrate(headed, half_known(), "npr", samples=512, parts=5, batch_size=64, seed=5)
+    levels = calibrate(headed, half_known(), ["npr"], samples=512, parts=5, batch_size=64, seed=5)["npr"]
     assert levels.ratio.tolist() == pytest.approx([1.0] * 5, abs=0.08)
     ratios, spread = by_decile(headed)
     assert ratios.tolist() == pytest.approx([1.0] * 10, abs=0.15)
@@ -189,7 +189,7 @@ def test_heads_fitted_on_a_network_in_half_precision_are_float32_and_calibrated(
     headed = fitted(make(network).to(torch.bfloat16))
     assert {weight.dtype for weight in headed.backbone.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in headed.heads.parameters()} == {torch.float32}
-    result = calibrate(headed, half_known(), "npr", samples=512, parts=5, batch_size=64, seed=5)
+    result = calibrate(headed, half_known(), ["npr"], samples=512, parts=5, batch_size=64, seed=5)["npr"]
     assert result.ratio.tolist() == pytest.approx([1.0] * 5, abs=0.08)
 
 

@@ -233,7 +233,7 @@ def test_a_fit_tells_the_network_its_condition(monkeypatch):
     unet = small_unet(num_class_embeds=3)
     seen = []
     unet.register_forward_pre_hook(lambda module, args, known: seen.append(known["class_labels"]), with_kwargs=True)
-    plain = optcov.Bundle(HeadedNetwork(Backbone.unet(unet), LINEAR).eval(), (1, 8, 8))
+    plain = optcov.Bundle(HeadedNetwork(Backbone.of(unet), LINEAR).eval(), (1, 8, 8))
     quick = {"images": 8, "measure_images": 2, "times": 3, "calibration_samples": 64, "batch_size": 4}
     told = {"class_labels": torch.arange(20) % 3}
     fitted = optcov.fit(plain, IMAGES, heads="npr", condition=told, progress=False, **quick)

@@ -156,7 +156,7 @@ def test_numbers_of_another_network_are_not_taken_for_ones_own(commands, inputs,
 
     where = inputs.prepare(tmp_path / "fit")
     assert commands.run(*arguments("fit"), cwd=where).code == 0
-    other = HeadedNetwork(Backbone.unet(small_unet(seed=5)), Schedule.linear(24)).eval()
+    other = HeadedNetwork(Backbone.of(small_unet(seed=5)), Schedule.linear(24)).eval()
     Bundle(other, SHAPE, name="other").save(where / "other")
     changed = ["other" if part == "small" else part for part in arguments("fit")]
     assert_one_sentence(commands.run(*changed, cwd=where), "out/run holds the bundle of another fit (the weights")

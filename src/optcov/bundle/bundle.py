@@ -26,7 +26,7 @@ from torch import Tensor, nn, no_grad
 
 from optcov import storage
 from optcov.bundle import matched as matched_noises
-from optcov.bundle.conditions import check_empty, classes_of
+from optcov.bundle.conditions import check_empty, check_told, classes_of
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
@@ -46,8 +46,9 @@ from optcov.bundle.weights import (
 )
 from optcov.covariances import Covariance, Spectrum, find_covariance
 from optcov.data import ImageSet
+from optcov.data import load as load_images
 from optcov.data.modes import with_channels
-from optcov.data.tensors import DataSet, TensorSet
+from optcov.data.tensors import DataSet, TensorSet, as_set, fitted_to
 from optcov.gaussian import Gaussian
 from optcov.identity import digest, digest_tensors, known_by
 from optcov.likelihood.result import Likelihoods
@@ -121,6 +122,11 @@ class Bundle:
         return self.network.backbone.module
 
     @property
+    def device(self) -> torch.device:
+        """Where its network is; the CPU for a function without weights."""
+        return next(self.unet.parameters(), torch.empty(0)).device
+
+    @property
     def heads(self) -> dict[str, Head]:
         """Heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
@@ -144,6 +150,11 @@ class Bundle:
         codec = self._codec()
         parts = [codec.encode(part).cpu() for part in with_channels(data, codec.colours).batches(64)]
         return TensorSet(torch.cat(parts), data.labels, data.name, data.captions)
+
+    def data_of(self, images: Any, split: str) -> DataSet:
+        """Images that a user gives, a tensor, a set or a path, as the network takes them."""
+        found = load_images(images, split) if isinstance(images, str | Path) else as_set(images)
+        return fitted_to(self.as_latents(found), self.image_shape, self.name)
 
     def _codec(self) -> Codec:
         if self.decoder is None:
@@ -172,6 +183,10 @@ class Bundle:
                 f"{self.name} are {known[0]} to {known[-1]}"
             )
         return {LABELS: labels}
+
+    def check_told(self, condition: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
+        """A condition for `count` images, or a ValueError; see optcov.bundle.conditions."""
+        return check_told(condition, count, self.name, self.classes, self.empty_condition, self.unet)
 
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
         """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
@@ -210,20 +225,10 @@ class Bundle:
         """
         for name in heads:
             check_backbone(check_head_name(name), fitted_on, self.fingerprint)
-        old = self.network
-        network = HeadedNetwork(
-            old.backbone,
-            old.native_schedule,
-            {**self.heads, **heads},
-            old.time_argument,
-            old.parameterisation,
-            old.learned_range,
-            old.empty_condition,
-        ).train(old.training)
-        moved = network if old.schedule is old.native_schedule else network.with_schedule(old.schedule)
+        network = self.network.with_heads({**self.heads, **heads})
         kept = self._trajectories_without(lambda kind: kind.head in heads)
         spectra = None if self.spectra is None else self.spectra.without(heads)
-        return replace(self, network=moved, trajectories=kept, spectra=spectra)
+        return replace(self, network=network, trajectories=kept, spectra=spectra)
 
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> Bundle:
         """Say what stands for no condition, each (1, ...); heads and numbers stay as they are."""
@@ -323,12 +328,7 @@ class Bundle:
         return self.spectra.function(name, self.image_shape, self.network.native_schedule, self.schedule)
 
     def reverse_process(
-        self,
-        method: str | Method,
-        *,
-        all_heads: bool = True,
-        guidance: float = 1.0,
-        **options: Any,
+        self, method: str | Method, *, all_heads: bool = True, guidance: float = 1.0, **options: Any
     ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
@@ -337,13 +337,8 @@ class Bundle:
         """
         row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
-        options = {
-            "covariance": row.covariance,
-            "data_range": self.data_range,
-            **options,
-        }
-        covariance = options["covariance"]
-        network = self.network
+        options = {"covariance": row.covariance, "data_range": self.data_range, **options}
+        covariance, network = options["covariance"], self.network
         if isinstance(covariance, str):
             kind = find_covariance(covariance)
             head = kind.head if options.get("ocm_probes") is None else None
@@ -398,9 +393,8 @@ class Bundle:
         """
         from optcov.bundle.sampler import draw_many
 
-        options = {"method": method, "steps": steps, "seed": seed, "labels": labels, "guidance": guidance, **options}
-        options |= {"decode": decode}
-        return draw_many(self, n, condition, batch_size, progress, **options)
+        options |= {"method": method, "steps": steps, "seed": seed, "labels": labels, "guidance": guidance}
+        return draw_many(self, n, condition, batch_size, progress, decode=decode, **options)
 
     def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
         """Bound the bits/dim of images, (n, C, H, W) in [-1, 1] or uint8 or a path, for every covariance at even times.
@@ -427,7 +421,7 @@ class Bundle:
         see the same noise. Costs steps times classes evaluations per image. options: method, by default the best one
         with a bound; seed, batch_size, progress.
         """
-        from optcov.bundle.classifier import class_log_probabilities
+        from optcov.bundle.scoring import class_log_probabilities
 
         return class_log_probabilities(self, images, steps, **options)
 

@@ -27,10 +27,7 @@ def read_empty(path: Path, names: Collection[str]) -> dict[str, Tensor]:
     """The empty condition of these names; the file holds nothing else."""
     if not names:
         return {}
-    with storage.reading(path, BundleError):
-        size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise BundleError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
+    storage.require_small(path, MAX_BYTES, BundleError)
     tensors, _ = storage.read_tensors(path)
     if set(tensors) != set(names):
         found = ", ".join(sorted(name[:50] for name in tensors)[:5]) or "nothing"

@@ -13,7 +13,7 @@ from torch import nn
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.loading import find_bundle, load
-from optcov.bundle.recommendation import possible_covariances, recommendations
+from optcov.bundle.recommendation import possible_covariances, ratios_of, recommendations
 from optcov.bundle.sampler import draw_many, labels_in_rows
 from optcov.bundle.schedules import schedule_spec
 from optcov.data.export import grid, png_bytes
@@ -137,7 +137,9 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield STAGES.get(name, name), ", ".join(_pairs(part)) if isinstance(part, Mapping) else str(part)
     yield from _calibration_lines(content["provenance"].get("calibration"))
     if content["sizes"]:
-        yield "sizes", ", ".join(f"{name} {_size_text(size)}" for name, size in _by_part(content["sizes"]).items())
+        sizes = _by_part(content["sizes"]).items()
+        units = ((name, *((size / 1e6, "MB") if size >= 1e6 else (size / 1e3, "kB"))) for name, size in sizes)
+        yield "sizes", ", ".join(f"{name} {size:.1f} {unit}" for name, size, unit in units)
 
 
 def _heads_lines(heads: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -178,13 +180,12 @@ def _trajectories_lines(found: Mapping[str, Sequence[int]]) -> Iterator[tuple[st
 
 
 def _calibration_lines(record: Any) -> Iterator[tuple[str, str]]:
-    """Predicted over measured by time; a history is anybody's JSON, so that what does not fit is left out."""
+    """Predicted over measured by time; what does not fit is left out."""
     if not isinstance(record, Mapping) or not record:
         return
     yield "calibration", "of heads: predicted / measured on held-out images, by time; 1 is perfect"
-    for name, entry in record.items():
-        ratios = entry.get("ratio") if isinstance(entry, Mapping) else None
-        if isinstance(ratios, list) and all(isinstance(ratio, int | float) for ratio in ratios):
+    for name in record:
+        if (ratios := ratios_of(record, name)) is not None:
             yield "", f"{name:5}" + "".join(f"{ratio:5.2f}" for ratio in ratios)
 
 
@@ -208,10 +209,6 @@ def _by_part(sizes: Mapping[str, int]) -> dict[str, int]:
         top = name.split("/")[0]
         parts[top] = parts.get(top, 0) + size
     return parts
-
-
-def _size_text(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def text(bundle: Bundle) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from optcov import storage
 from optcov.bundle.bundle import (
     CONDITIONS,
     CONFIG,
@@ -41,7 +40,9 @@ from optcov.data.arrays import load_npz
 from optcov.networks import Backbone, Head, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
 from optcov.solvers import MatchedNoise
+from optcov.storage import StorageError, read_tensors
 
+Part = TypeVar("Part")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
 
 
@@ -114,15 +115,15 @@ def _load(directory: Path, given: Callable[..., Any] | None = None) -> Bundle:
         image_shape=config.image_shape,
         data_range=config.data_range,
         name=directory.resolve().name,
-        numbers=_load_numbers(directory / NUMBERS, config.schedule),
-        trajectories=_load_trajectories(directory / TRAJECTORIES),
+        numbers=_part(directory / NUMBERS, read_tensors, lambda found: _numbers(found[0], config.schedule), None),
+        trajectories=_part(directory / TRAJECTORIES, read_json, _trajectories, ()),
         noise_caps=config.noise_caps,
-        provenance=_load_provenance(directory / PROVENANCE),
+        provenance=_part(directory / PROVENANCE, read_json, _provenance, {}),
         fingerprint=weights,
         classes=config.classes,
         decoder=load_decoder(directory / DECODER) if config.decoder else None,
-        spectra=_load_spectra(directory / SPECTRA, config),
-        matched=_load_matched(directory / MATCHED, config.image_shape),
+        spectra=_part(directory / SPECTRA, read_tensors, lambda found: _spectra(found[0], config), None),
+        matched=_part(directory / MATCHED, read_tensors, lambda found: _matched(found, config), ()),
     )
 
 
@@ -176,49 +177,40 @@ def _network(
     return HeadedNetwork(backbone, known.schedule, heads, *settings).eval()
 
 
-def _load_numbers(path: Path, schedule: Schedule) -> NumbersPerTime | None:
+def _part(path: Path, read: Callable[[Path], Any], build: Callable[[Any], Part], missing: Part) -> Part:
+    """What a file of the bundle holds, if it is there."""
     if not path.exists():
-        return None
-    tensors, _ = storage.read_tensors(path)
+        return missing
+    content = read(path)
     with _naming(path):
-        numbers = NumbersPerTime.from_tensors(tensors)
-        schedule.check_times(numbers.times)
+        return build(content)
+
+
+def _numbers(tensors: Mapping[str, Tensor], schedule: Schedule) -> NumbersPerTime:
+    numbers = NumbersPerTime.from_tensors(tensors)
+    schedule.check_times(numbers.times)
     return numbers
 
 
-def _load_spectra(path: Path, config: BundleConfig) -> Spectra | None:
-    if not path.exists():
-        return None
-    tensors, _ = storage.read_tensors(path)
-    with _naming(path):
-        return Spectra.from_tensors(tensors).check_fits(config.image_shape, config.schedule)
+def _spectra(tensors: Mapping[str, Tensor], config: BundleConfig) -> Spectra:
+    return Spectra.from_tensors(tensors).check_fits(config.image_shape, config.schedule)
 
 
-def _load_matched(path: Path, image_shape: tuple[int, ...]) -> tuple[MatchedNoise, ...]:
-    if not path.exists():
-        return ()
-    tensors, metadata = storage.read_tensors(path)
-    with _naming(path):
-        return from_file(tensors, metadata, image_shape)
+def _matched(found: Any, config: BundleConfig) -> tuple[MatchedNoise, ...]:
+    tensors, metadata = found
+    return from_file(tensors, metadata, config.image_shape)
 
 
-def _load_trajectories(path: Path) -> tuple[StoredTrajectory, ...]:
-    if not path.exists():
-        return ()
-    content = read_json(path)
-    with _naming(path):
-        if not isinstance(content, list):
-            raise BundleError("it is not a list of trajectories")
-        schedules: dict[str, Schedule] = {}
-        return tuple(StoredTrajectory.from_json(entry, schedules) for entry in content)
+def _trajectories(content: Any) -> tuple[StoredTrajectory, ...]:
+    if not isinstance(content, list):
+        raise BundleError("it is not a list of trajectories")
+    schedules: dict[str, Schedule] = {}
+    return tuple(StoredTrajectory.from_json(entry, schedules) for entry in content)
 
 
-def _load_provenance(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
-        return {}
-    content = read_json(path)
+def _provenance(content: Any) -> Mapping[str, Any]:
     if not isinstance(content, dict):
-        raise BundleError(f"{path}: it is not an object")
+        raise BundleError("it is not an object")
     return content
 
 
@@ -227,7 +219,7 @@ def _naming(path: Path) -> Iterator[None]:
     """Put the file's name before the reason."""
     try:
         yield
-    except storage.StorageError as error:
+    except StorageError as error:
         if str(path) in str(error):
             raise
         raise BundleError(f"{path}: {error}") from error

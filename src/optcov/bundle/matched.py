@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from optcov.bundle.errors import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
-from optcov.data import load
-from optcov.data.tensors import as_set, fitted_to
-from optcov.schedule import Schedule, is_whole
+from optcov.schedule import Schedule, check_whole
 from optcov.solvers import DataMoments, MatchedNoise, match_noise
 from optcov.trajectory import Trajectory
 
@@ -32,22 +29,18 @@ _OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "
 
 def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
     """Karras times whose last step starts at a noise-to-signal ratio of 1 / steps."""
-    if not is_whole(steps) or steps < 2:
-        raise BundleError(f"steps = {steps!r} is not a whole number of at least 2")
-    return Trajectory.karras(schedule, int(steps), first_sigma=1 / steps)
+    return Trajectory.karras(schedule, check_whole("steps", steps, 2, BundleError), first_sigma=1 / steps)
 
 
 def measure(bundle: Bundle, images: Any, trajectory: Trajectory, options: Mapping[str, Any]) -> MatchedNoise:
     """Match the noise of a bundle's network along a trajectory to training images, a tensor or a path."""
-    found = load(images, "train") if isinstance(images, str | Path) else as_set(images)
-    data = fitted_to(found, bundle.image_shape, bundle.name)
+    data = bundle.data_of(images, "train")
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise BundleError(f"with_matched_noise has no option {unknown[0]!r}; it has trajectory, {', '.join(_OPTIONS)}")
-    device, options = next(bundle.unet.parameters()).device, dict(options)
+    options = {"eta": ETA, "device": bundle.device, **options}
     network = bundle.guided(bundle.network.with_only_heads(), options.pop("guidance", 1.0))
-    moments = DataMoments.of(data.x_0())
-    return match_noise(network, bundle.schedule, trajectory, moments, **{"eta": ETA, "device": device, **options})
+    return match_noise(network, bundle.schedule, trajectory, DataMoments.of(data.x_0()), **options)
 
 
 def with_entry(entries: Sequence[MatchedNoise], new: MatchedNoise) -> tuple[MatchedNoise, ...]:

@@ -51,7 +51,8 @@ def recommendations(bundle: Bundle) -> dict[str, Recommendation]:
         if name in possible:
             good, words = judged(bundle, name)
             if good:
-                return {purpose: _of_head(name, purpose, words) for purpose in PURPOSES}
+                method = {"images": _image_method(name)}
+                return {purpose: Recommendation(name, words, method.get(purpose)) for purpose in PURPOSES}
             doubts.append(f"the head {name} {words}")
     why = "; ".join(doubts) or "there is no head"
     return {purpose: _without_head(possible, purpose, why) for purpose in PURPOSES}
@@ -61,7 +62,7 @@ def judged(bundle: Bundle, head: str) -> tuple[bool, str]:
     """Whether a head is good as far as is known, and why."""
     if find_covariance(head).about == "prediction" and bundle.heads[head].about == "zero":
         return False, "is a small difference of large numbers, which no calibration of the large ones shows"
-    ratios = _ratios(bundle.provenance.get("calibration"), head)
+    ratios = ratios_of(bundle.provenance.get("calibration"), head)
     if ratios is None:
         return True, f"the head {head} is there; it was not calibrated"
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
@@ -71,17 +72,13 @@ def judged(bundle: Bundle, head: str) -> tuple[bool, str]:
     return False, f"predicts {worst:.2f} times what was measured, at some times"
 
 
-def _ratios(record: object, head: str) -> list[float] | None:
+def ratios_of(record: object, head: str) -> list[float] | None:
     """Predicted / measured by time; a history is anybody's JSON, so that what does not fit counts as not there."""
     entry = record.get(head) if isinstance(record, Mapping) else None
     ratios = entry.get("ratio") if isinstance(entry, Mapping) else None
     if not isinstance(ratios, list) or not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
         return None
     return [float(ratio) for ratio in ratios]
-
-
-def _of_head(name: str, purpose: str, words: str) -> Recommendation:
-    return Recommendation(name, words, _image_method(name) if purpose == "images" else None)
 
 
 def _without_head(possible: list[str], purpose: str, why: str) -> Recommendation:

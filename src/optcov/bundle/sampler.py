@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
-from optcov.bundle.conditions import as_labels, check_told
+from optcov.bundle.conditions import as_labels
 from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, digest_tensors
@@ -20,9 +20,8 @@ from optcov.networks.classes import LABELS
 from optcov.networks.guidance import check_guidance
 from optcov.prediction import check_condition, take
 from optcov.progress import track
-from optcov.reverse import ReverseProcess
-from optcov.sampling import Step
-from optcov.schedule import check_number, is_whole
+from optcov.reverse import ReverseProcess, Step
+from optcov.schedule import check_number, check_whole, is_whole
 from optcov.solvers import MatchedNoise, SolverResult
 from optcov.trajectory import Trajectory
 
@@ -93,8 +92,7 @@ class Sampler:
             self.matched = model.matched_noise(steps)
             self.trajectory = self.matched.trajectory
         self.ocm_probes = ocm_probes
-        known = (model.name, model.classes, model.empty_condition, model.unet)
-        self.condition = check_told(condition, _entries(condition), *known)
+        self.condition = model.check_told(condition, _entries(condition))
         self.guidance = check_guidance(guidance)
         # for solvers without a covariance; a process has its own
         self._network = model.guided(model.network.with_only_heads(), guidance)
@@ -144,7 +142,7 @@ class Sampler:
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
         """Draw the images with these numbers."""
-        device = next(self.bundle.unet.parameters(), torch.empty(0)).device
+        device = self.bundle.device
         drawn = draw(
             self.method,
             self._network,
@@ -196,8 +194,7 @@ def draw_many(
         raise ValueError(f"{bundle.name} has no decoder: what it draws is what it is; leave decode out")
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
-    if not is_whole(steps) or steps < 1:
-        raise ValueError(f"steps = {steps!r} is not a positive whole number")
+    check_whole("steps", steps, 1)
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(

@@ -38,12 +38,10 @@ _FAMILIES: dict[str, Builder] = {  # of discrete schedules; the others are class
 
 
 def _builders() -> dict[str, Builder]:
-    """All there are by name; a class that somebody adds is among them."""
-    return {**{name: (kind, _numbers(kind)) for name, kind in Schedule.registry.items()}, **_FAMILIES}
-
-
-def _numbers(kind: type[Schedule]) -> dict[str, Any]:
-    return dict.fromkeys(inspect.signature(kind).parameters, (int, float))
+    """All there are by name; a class that somebody adds is among them, with numbers as settings."""
+    named = Schedule.registry.items()
+    numbers = {name: dict.fromkeys(inspect.signature(kind).parameters, (int, float)) for name, kind in named}
+    return {**{name: (kind, numbers[name]) for name, kind in named}, **_FAMILIES}
 
 
 def build_schedule(spec: str | Mapping[str, Any] | Schedule) -> Schedule:

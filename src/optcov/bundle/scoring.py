@@ -1,4 +1,4 @@
-"""Images scored by a bundle: sweeps that go on after a stop, tables of bits/dim, optimal trajectories."""
+"""Images scored by a bundle: sweeps that go on after a stop, bits/dim, optimal trajectories, classes by bounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
-from optcov.bundle.conditions import check_told
 from optcov.bundle.sampler import with_labels
 from optcov.covariances import Covariance, PerTime, Spectrum
-from optcov.data import load
-from optcov.data.tensors import DataSet, as_set, fitted_to
+from optcov.data.tensors import DataSet
 from optcov.forward import ForwardProcess
 from optcov.identity import condition_identity, digest, images_identity, remember
 from optcov.likelihood import (
@@ -27,6 +26,8 @@ from optcov.likelihood import (
     merge_processes,
     pool_repeats,
 )
+from optcov.likelihood.classes import class_bounds
+from optcov.likelihood.elbo import check_ends_at_final_time
 from optcov.likelihood.result import BITS, NATS, Likelihoods
 from optcov.methods import find_method
 from optcov.networks.calls import takes_texts
@@ -35,8 +36,9 @@ from optcov.networks.guidance import check_guidance
 from optcov.processes import this_process
 from optcov.progress import fresh, track
 from optcov.reverse import ReverseProcess
-from optcov.schedule import is_whole
+from optcov.schedule import check_whole, is_whole
 from optcov.storage import directory_lock
+from optcov.text_table import counted
 from optcov.trajectory import Trajectory
 
 Say = Callable[[str], None]  # what a long call tells on the way
@@ -55,8 +57,7 @@ class Conventions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.seed):
-            raise ValueError(f"seed = {self.seed!r} is not a whole number; pass one such as 0")
+        check_whole("seed", self.seed)
         if self.times == 1 or self.times < 0:
             raise ValueError(f"times = {self.times} leaves no step between two times; take at least 2, or 0 for all")
 
@@ -91,13 +92,10 @@ class Scored:
     def told(self, bundle: Bundle, condition: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The condition that is given, or else that of the images, once it is checked."""
         given = self.condition(bundle) if condition is None else condition
-        known = (bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
-        return check_told(given, len(self.images), *known)
+        return bundle.check_told(given, len(self.images))
 
     def __str__(self) -> str:
-        there = min(self.count, len(self.whole))
-        asked = f" ({self.count:,} asked for)" if self.count > there else ""
-        return f"{there:,} {self.split} images{asked}"
+        return counted(len(self.whole), self.count, f"{self.split} images")
 
 
 @final
@@ -236,10 +234,8 @@ def score_tensor(
             f"bits_per_dim has no option {unknown[0]!r}; it has methods, condition, labels, batch_size, progress, "
             f"{', '.join(known_options)}"
         )
-    if not is_whole(batch_size) or batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size!r} is not a positive whole number")
-    found = load(images, "test") if isinstance(images, str | Path) else as_set(images)
-    data = fitted_to(bundle.as_latents(found), bundle.image_shape, bundle.name)
+    check_whole("batch_size", batch_size, 1)
+    data = bundle.data_of(images, "test")
     condition = with_labels(condition, labels, len(data))
     if condition is None and data.captions is not None and takes_texts(bundle.unet):
         raise ValueError(
@@ -274,6 +270,41 @@ def optimal_trajectories(
     scores = {K: table.score(covariance, path, chosen.last_variance) for K, path in best.items()}
     found = bundle.with_trajectories(method, list(best.values()))
     return OptimalTimes(found, best, scores, table.clamp_rates())
+
+
+def class_log_probabilities(
+    bundle: Bundle,
+    images: Any,
+    steps: int = 10,
+    *,
+    method: str | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> Tensor:
+    """`Bundle.class_log_probabilities`: float64 (B, classes), columns in the order of `bundle.class_numbers`."""
+    for name, value, least in (("steps", steps, 2), ("batch_size", batch_size, 1), ("seed", seed, None)):
+        check_whole(name, value, least)
+    if bundle.classes is None:
+        raise ValueError(f"{bundle.name} knows no classes, so that it cannot tell them apart")
+    method = method or scoring_method(bundle)
+    _covariance_of(method)  # refuses one without a bound
+    data = bundle.data_of(images, "test")
+    process, trajectory = bundle.reverse_process(method, all_heads=False), bundle.trajectory(steps)
+    check_ends_at_final_time(trajectory, bundle.schedule)
+    parts, starts = [], range(0, len(data), batch_size)
+    for first in track(starts, len(starts), f"{bundle.classes} classes, {steps} steps", "batches", show=progress):
+        numbers = range(first, min(first + batch_size, len(data)))
+        x_0 = data.x_0(torch.arange(numbers.start, numbers.stop)).to(bundle.device)
+        bounds = class_bounds(process, x_0, trajectory, bundle.class_numbers, seed=seed, images=numbers)
+        parts.append((-bounds).log_softmax(1).cpu())
+    return torch.cat(parts)
+
+
+def scoring_method(bundle: Bundle) -> str:
+    """The method with the least bound among those that the bundle can do."""
+    ways = {"NPR-DDPM": "npr" in bundle.heads, "SN-DDPM": "sn" in bundle.heads, "A-DDPM": bundle.numbers is not None}
+    return next((method for method, possible in ways.items() if possible), "DDPM, beta-tilde")
 
 
 def _held(work: Path | None) -> AbstractContextManager[None]:

@@ -32,9 +32,9 @@ from optcov.networks.unet_config import (
     split_config,
 )
 
-CONDITIONAL = (
-    *("UNet2DConditionModel", "DiTTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel"),
-    "FluxTransformer2DModel",
+NETWORKS = (  # classes that a bundle can hold
+    *("UNet2DModel", "PaperUNet", "UNet2DConditionModel", "DiTTransformer2DModel"),
+    *("PixArtTransformer2DModel", "SD3Transformer2DModel", "FluxTransformer2DModel"),
 )
 UNET_CONFIG, UNET_WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 MAX_JSON_BYTES = 2**24
@@ -42,19 +42,13 @@ MAX_JSON_BYTES = 2**24
 
 def read_json(path: Path) -> Any:
     """Read JSON of a reasonable size."""
-    with storage.reading(path, BundleError):
-        size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise BundleError(f"{path} has {size} bytes; at most {MAX_JSON_BYTES} are read")
+    storage.require_small(path, MAX_JSON_BYTES, BundleError)
     return storage.read_json(path)
 
 
 def save_unet(directory: Path, unet: nn.Module) -> None:
     """Write a UNet2DModel, or the package's variant of it, as diffusers does; one that could not be read is refused."""
-    settings = check_unet(unet)
-    names = {name: value for name, value in _config(unet).items() if name.startswith("_")}
-    storage.write_json(directory / UNET_CONFIG, names | settings)
-    storage.write_tensors(directory / UNET_WEIGHTS, _packed(unet.state_dict()), {"format": "pt"})
+    _save(directory, unet, check_unet(unet))
 
 
 def check_unet(unet: nn.Module) -> dict[str, Any]:
@@ -125,17 +119,13 @@ def network_classes() -> dict[str, Any]:
 
     from optcov.networks.paper_unet import PaperUNet
 
-    return {"UNet2DModel": diffusers.UNet2DModel, "PaperUNet": PaperUNet} | {
-        name: getattr(diffusers, name) for name in CONDITIONAL
-    }
+    return {name: PaperUNet if name == "PaperUNet" else getattr(diffusers, name) for name in NETWORKS}
 
 
 def can_store(network: nn.Module) -> bool:
     """Whether a bundle can hold a network: one of the known classes, not a module of somebody's own."""
     kind = type(network)
-    return kind.__name__ in ("UNet2DModel", "PaperUNet", *CONDITIONAL) and kind.__module__.startswith(
-        ("diffusers.", "optcov.")
-    )
+    return kind.__name__ in NETWORKS and kind.__module__.startswith(("diffusers.", "optcov."))
 
 
 def half_precision(network: nn.Module) -> str | None:
@@ -154,10 +144,13 @@ def decoder_classes() -> dict[str, Any]:
 
 def save_decoder(directory: Path, decoder: nn.Module) -> None:
     """Write an autoencoder as diffusers does."""
-    settings = _class_and_settings(_config(decoder), "the decoder's config", decoder_classes())[1]
-    names = {name: value for name, value in _config(decoder).items() if name.startswith("_")}
-    storage.write_json(directory / UNET_CONFIG, names | settings)
-    storage.write_tensors(directory / UNET_WEIGHTS, _packed(decoder.state_dict()), {"format": "pt"})
+    _save(directory, decoder, _class_and_settings(_config(decoder), "the decoder's config", decoder_classes())[1])
+
+
+def _save(directory: Path, module: nn.Module, settings: Mapping[str, Any]) -> None:
+    names = {name: value for name, value in _config(module).items() if name.startswith("_")}
+    storage.write_json(directory / UNET_CONFIG, {**names, **settings})
+    storage.write_tensors(directory / UNET_WEIGHTS, _packed(module.state_dict()), {"format": "pt"})
 
 
 def load_decoder(directory: Path) -> nn.Module:

@@ -1,7 +1,6 @@
 """Foreign checkpoints: the paper's six networks, the authors' heads, diffusers' models. Strict both ways."""
 
-from optcov.checkpoints.detect import import_model
-from optcov.checkpoints.diffusers_models import import_diffusers
+from optcov.checkpoints.diffusers_models import import_diffusers, import_model
 from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.models import ImportedModel, export_checkpoint, import_checkpoint, read_gamma
 from optcov.checkpoints.sources import SOURCES, Source

@@ -1,4 +1,6 @@
-"""Any `DDPMPipeline` or `UNet2DModel` of diffusers: a directory, or a name on the hub.
+"""Whatever a user names: a file of the paper's networks, or a `DDPMPipeline` or `UNet2DModel` of diffusers.
+
+The latter is a directory, or a name on the hub.
 
 diffusers counts times from 0, so the time argument of its networks is t - 1. Its loader fills keys that are
 missing with random numbers and says so in a log; here they are an error.
@@ -6,6 +8,7 @@ missing with random numbers and says so in a log; here they are an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,8 +22,7 @@ from torch import Tensor
 from optcov.checkpoints.architecture import has_learned_range
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.files import check_size, read_file
-from optcov.checkpoints.models import ImportedModel
-from optcov.checkpoints.pipelines import refuse_other_pipelines
+from optcov.checkpoints.models import ImportedModel, import_checkpoint
 from optcov.checkpoints.schedules import schedule_of_config
 from optcov.networks import TimeArgument
 from optcov.networks.unet_config import (
@@ -37,8 +39,30 @@ from optcov.storage import read_json
 
 PATTERNS = ("*.json", "*.safetensors", "*.bin")  # of a repository on the hub
 CLASSES = ("UNet2DModel", "PaperUNet")
+LATENT_PARTS = ("vae", "vqvae", "movq")  # parts of a pipeline that turn latents into images
+SUPPORTED = "give a pipeline of an unconditional UNet2DModel, such as DDPMPipeline or DDIMPipeline"
 WEIGHTS = "diffusion_pytorch_model"  # and an ending; large ones come in several files
 MAX_JSON_BYTES = 2**24
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
+
+
+def import_model(
+    source: str | Path, name: str | None = None, *, image_size: int | None = None, **options: Any
+) -> ImportedModel:
+    """Import whatever the source is; the options are those of `import_checkpoint`.
+
+    All but image_size belong to the paper's networks and are refused for a model of diffusers.
+    """
+    path = Path(source)
+    with naming(path):
+        on_hub = not path.exists() and path.suffix not in _FILES and _HUB_NAME.fullmatch(str(source)) is not None
+        if not on_hub and not (path.is_dir() and is_diffusers(path)):
+            return import_checkpoint(path, name, image_size=image_size, **options)
+        given = [option for option, value in {"as": name, **options}.items() if value is not None]
+        if given:
+            raise CheckpointError(f"it is a model of diffusers, which says all that itself; leave out --{given[0]}")
+        return import_diffusers(source, image_size)
 
 
 def is_diffusers(path: Path) -> bool:
@@ -69,10 +93,32 @@ def import_diffusers(name: str | Path, image_size: int | None = None) -> Importe
             raise CheckpointError("it is a bundle already; use it as it is")
         _refuse_part(path)
         index = path / "model_index.json"
-        refuse_other_pipelines(path, read_config(index) if index.is_file() else {})
+        _refuse_other_pipelines(path, read_config(index) if index.is_file() else {})
         unet, left_out = _load_unet(_folder(path, "unet", "config.json"))
         model = imported_unet(unet, *_read_schedule(path), str(name), image_size)
         return replace(model, left_out=left_out)
+
+
+def _refuse_other_pipelines(path: Path, index: Any) -> None:
+    """Refuse pipelines without a U-Net, and those of latents, whose network has the shape of any other.
+
+    index: the content of model_index.json, or nothing.
+    """
+    if not isinstance(index, dict):
+        raise CheckpointError("model_index.json is not the index of a pipeline")
+    kind = f"it is of the class {str(index['_class_name'])[:80]}, which" if "_class_name" in index else "it"
+    # a part is a library and a class; [null, null] is one that was left out, and anything else is a setting
+    parts = {name for name, part in index.items() if isinstance(part, list) and len(part) == 2 and all(part)}
+    parts |= {name for name in ("unet", *LATENT_PARTS) if (path / name / "config.json").is_file()}
+    if "unet" not in parts and not (path / "config.json").is_file():
+        others = ", ".join(sorted(parts))[:200]
+        raise CheckpointError(f"{kind} has no unet{f' but {others}' if others else ''}; {SUPPORTED}")
+    decoder = next((name for name in LATENT_PARTS if name in parts), None)
+    if decoder is not None:
+        raise CheckpointError(
+            f"{kind} draws latents that its {decoder} decodes, and the commands know images only; from Python a "
+            f"network of latents works with data_range=None (docs/faq.md), or {SUPPORTED}"
+        )
 
 
 def imported_unet(
@@ -183,8 +229,7 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
             )
     # diffusers raises whatever its many layers raise on a damaged file
     except Exception as error:
-        reason = " ".join(str(error).split())[:500]
-        raise CheckpointError(f"diffusers cannot load it ({type(error).__name__}: {reason})") from error
+        raise not_loaded(error) from error
     problems = [
         f"{len(report[what])} {what.replace('_', ' ')}: {', '.join(map(_describe, report[what]))}"
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
@@ -192,10 +237,20 @@ def _load_unet(path: Path) -> tuple[Any, tuple[str, ...]]:
     ]
     if problems:
         raise CheckpointError("; ".join(problems))
-    for key, weights in unet.state_dict().items():
-        if not bool(weights.isfinite().all()):
-            raise CheckpointError(f"{key} holds NaN or infinite numbers; the file is damaged")
+    require_finite(unet)
     return unet.float().eval(), left_out
+
+
+def not_loaded(error: Exception) -> CheckpointError:
+    """What to raise where diffusers fails, by what it says."""
+    return CheckpointError(f"diffusers cannot load it ({type(error).__name__}: {' '.join(str(error).split())[:500]})")
+
+
+def require_finite(module: Any, where: str = "") -> None:
+    """Refuse weights that are no numbers."""
+    for key, weights in module.state_dict().items():
+        if not bool(weights.isfinite().all()):
+            raise CheckpointError(f"{where}{key} holds NaN or infinite numbers; the file is damaged")
 
 
 @contextmanager

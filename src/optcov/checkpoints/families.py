@@ -16,7 +16,8 @@ from torch import Tensor
 from optcov.checkpoints.errors import CheckpointError
 
 Condition = dict[str, Tensor]
-Encode = Callable[[Any, Sequence[str], tuple[int, int]], Condition]  # (pipeline, captions, height and width of images)
+# (pipeline, captions, height and width of images, whether what stands for no caption is wanted)
+Encode = Callable[[Any, Sequence[str], tuple[int, int], bool], Condition]
 
 
 @final
@@ -29,7 +30,7 @@ class Family:
     model: str  # its class
     decoder: str | None = None  # the part that turns latents into images; None: it draws images
     encode: Encode | None = None  # captions to a condition; None: it takes no captions
-    encode_empty: Encode | None = None  # what stands for no caption, where the model was trained for guidance
+    guided: bool = False  # trained for guidance, so that it knows what stands for no caption
     encoders: tuple[str, ...] = ()  # the parts without which captions cannot be encoded
     labels: bool = False  # it takes class labels
     any_size: bool = False  # it takes latents of other sizes than its config says
@@ -50,51 +51,25 @@ def family_of(kind: str, parts: Mapping[str, Any]) -> Family:
     return family
 
 
-def _stable_diffusion(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    return {"encoder_hidden_states": pipeline.encode_prompt(list(captions), pipeline.device, 1, False)[0]}
+def _stable_diffusion(pipeline: Any, captions: Sequence[str], size: tuple[int, int], empty: bool) -> Condition:
+    return {"encoder_hidden_states": pipeline.encode_prompt(list(captions), pipeline.device, 1, empty)[empty]}
 
 
-def _stable_diffusion_empty(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    return {"encoder_hidden_states": pipeline.encode_prompt(list(captions), pipeline.device, 1, True)[1]}
-
-
-def _xl(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    text, _, pooled, _ = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=False)
-    return _xl_condition(text, pooled, size)
-
-
-def _xl_empty(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    _, text, _, pooled = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=True)
-    return _xl_condition(text, pooled, size)
-
-
-def _xl_condition(text: Tensor, pooled: Tensor, size: tuple[int, int]) -> Condition:
+def _xl(pipeline: Any, captions: Sequence[str], size: tuple[int, int], empty: bool) -> Condition:
     """Text, pooled text, and the sizes of a picture that was neither scaled nor cropped."""
+    text, pooled = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=empty)[empty::2]
     sizes = torch.tensor([[*size, 0, 0, *size]], dtype=pooled.dtype).repeat(len(text), 1)
     return {"encoder_hidden_states": text, "text_embeds": pooled, "time_ids": sizes.to(text.device)}
 
 
-def _sd3(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    text, _, pooled, _ = pipeline.encode_prompt(list(captions), None, None, do_classifier_free_guidance=False)
-    return {"encoder_hidden_states": text, "pooled_projections": pooled}
+def _sd3(pipeline: Any, captions: Sequence[str], size: tuple[int, int], empty: bool) -> Condition:
+    found = pipeline.encode_prompt(list(captions), None, None, do_classifier_free_guidance=empty)
+    return dict(zip(("encoder_hidden_states", "pooled_projections"), found[empty::2], strict=True))
 
 
-def _sd3_empty(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    _, text, _, pooled = pipeline.encode_prompt(list(captions), None, None, do_classifier_free_guidance=True)
-    return {"encoder_hidden_states": text, "pooled_projections": pooled}
-
-
-def _pixart(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    text, mask, _, _ = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=False)
-    return _pixart_condition(pipeline, text, mask, size)
-
-
-def _pixart_empty(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
-    _, _, text, mask = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=True)
-    return _pixart_condition(pipeline, text, mask, size)
-
-
-def _pixart_condition(pipeline: Any, text: Tensor, mask: Tensor, size: tuple[int, int]) -> Condition:
+def _pixart(pipeline: Any, captions: Sequence[str], size: tuple[int, int], empty: bool) -> Condition:
+    found = pipeline.encode_prompt(list(captions), do_classifier_free_guidance=empty)
+    text, mask = found[2:] if empty else found[:2]
     told = {"encoder_hidden_states": text, "encoder_attention_mask": mask}
     if pipeline.transformer.use_additional_conditions:
         told["resolution"] = torch.tensor([size], dtype=text.dtype).repeat(len(text), 1).to(text.device)
@@ -103,36 +78,32 @@ def _pixart_condition(pipeline: Any, text: Tensor, mask: Tensor, size: tuple[int
     return told
 
 
-def _flux(pipeline: Any, captions: Sequence[str], size: tuple[int, int]) -> Condition:
+def _flux(pipeline: Any, captions: Sequence[str], size: tuple[int, int], empty: bool) -> Condition:
     text, pooled, _ = pipeline.encode_prompt(list(captions), None)
     return {"encoder_hidden_states": text, "pooled_projections": pooled}
 
 
 _UNET, _TRANSFORMER = "unet", "transformer"
+_FREE: dict[str, Any] = {"guided": True, "any_size": True}
 _IMAGES = Family("a U-Net of images", _UNET, "UNet2DModel")
 _TEXT = ("tokenizer", "text_encoder")
 _SECOND = ("tokenizer_2", "text_encoder_2")
-_PIXART = Family(
-    *("PixArt", _TRANSFORMER, "PixArtTransformer2DModel", "vae", _pixart, _pixart_empty, _TEXT),
-    any_size=True,
-)
+_PIXART = Family("PixArt", _TRANSFORMER, "PixArtTransformer2DModel", "vae", _pixart, encoders=_TEXT, **_FREE)
 FAMILIES: Mapping[str, Family] = {
     "DDPMPipeline": _IMAGES,
     "DDIMPipeline": _IMAGES,
     "LDMPipeline": Family("a U-Net of latents", _UNET, "UNet2DModel", "vqvae"),
     "DiTPipeline": Family("DiT", _TRANSFORMER, "DiTTransformer2DModel", "vae", labels=True),
     "StableDiffusionPipeline": Family(
-        *("Stable Diffusion", _UNET, "UNet2DConditionModel", "vae", _stable_diffusion, _stable_diffusion_empty, _TEXT),
-        any_size=True,
+        *("Stable Diffusion", _UNET, "UNet2DConditionModel", "vae", _stable_diffusion), encoders=_TEXT, **_FREE
     ),
     "StableDiffusionXLPipeline": Family(
-        *("Stable Diffusion XL", _UNET, "UNet2DConditionModel", "vae", _xl, _xl_empty, _SECOND), any_size=True
+        *("Stable Diffusion XL", _UNET, "UNet2DConditionModel", "vae", _xl), encoders=_SECOND, **_FREE
     ),
     "PixArtAlphaPipeline": _PIXART,
     "PixArtSigmaPipeline": _PIXART,
     "StableDiffusion3Pipeline": Family(
-        *("Stable Diffusion 3", _TRANSFORMER, "SD3Transformer2DModel", "vae", _sd3, _sd3_empty, _TEXT + _SECOND),
-        any_size=True,
+        *("Stable Diffusion 3", _TRANSFORMER, "SD3Transformer2DModel", "vae", _sd3), encoders=_TEXT + _SECOND, **_FREE
     ),
     # distilled with its guidance, so that it never saw an empty caption in its place; it takes sigma itself as time
     "FluxPipeline": Family(

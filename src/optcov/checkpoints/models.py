@@ -19,6 +19,7 @@ from optcov.checkpoints.layout import State, check_keys, export_state, import_st
 from optcov.checkpoints.sources import FAMILIES, Source, find_family, find_source
 from optcov.checkpoints.wrappers import unwrap
 from optcov.networks import Head, TimeArgument
+from optcov.networks.unet_config import same_setting
 from optcov.schedule import Schedule
 
 # settings of a network that its authors' keys need not know
@@ -164,18 +165,14 @@ def _family_of(unet: Any) -> Family:
     defaults = {name: option.default for name, option in inspect.signature(PaperUNet).parameters.items()}
     for family in FAMILIES:
         expected = defaults | unet_config(family, _plan_of(unet), 0)
-        if all(_same(unet.config.get(name, value), value) for name, value in expected.items() if name not in _FREE):
+        if all(
+            same_setting(unet.config.get(name, value), value) for name, value in expected.items() if name not in _FREE
+        ):
             return family
     raise CheckpointError(
         f"this {type(unet).__name__} is none of the paper's networks, so nobody's keys fit it; "
         f"save it by diffusers' save_pretrained"
     )
-
-
-def _same(*settings: Any) -> bool:
-    """Whether two settings are equal; a config that was read back has lists for tuples."""
-    first, second = (list(value) if isinstance(value, tuple) else value for value in settings)
-    return bool(first == second)
 
 
 def _plan_of(unet: Any) -> Architecture:

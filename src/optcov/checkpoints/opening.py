@@ -13,12 +13,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from optcov.checkpoints.diffusers_models import imported_unet, quietly, read_config
+from optcov.checkpoints.diffusers_models import imported_unet, not_loaded, quietly, read_config, require_finite
 from optcov.checkpoints.errors import CheckpointError, naming
 from optcov.checkpoints.families import FAMILIES, MODELS, Condition, Family, family_of
 from optcov.checkpoints.models import ImportedModel
 from optcov.checkpoints.schedules import schedule_of
 from optcov.networks import TimeArgument
+from optcov.networks.calls import image_channels
 from optcov.networks.classes import LABELS, class_entries
 from optcov.prediction import check_kind
 from optcov.schedule import Schedule
@@ -36,26 +37,22 @@ class Words:
     pipeline: Any
     family: Family
 
-    def encode(
-        self, captions: Sequence[str], size: tuple[int, int], note: Callable[[int], None] = lambda n: None
-    ) -> Condition:
+    def encode(self, captions: Sequence[str], size: tuple[int, int]) -> Condition:
         """The condition of captions for images of this height and width, each (n, ...), on the CPU."""
-        assert self.family.encode is not None
         parts = []
         for first in range(0, len(captions), CAPTIONS_AT_ONCE):
             some = list(captions[first : first + CAPTIONS_AT_ONCE])
-            with torch.no_grad(), quietly():
-                found = self.family.encode(self.pipeline, some, size)
-            parts.append({name: value.cpu() for name, value in found.items()})
-            note(len(some))
+            parts.append(self._encoded(some, size, empty=False))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def empty(self, size: tuple[int, int]) -> Condition:
         """What stands for no caption, each (1, ...); nothing for models that were not trained for guidance."""
-        if self.family.encode_empty is None:
-            return {}
+        return self._encoded([""], size, empty=True) if self.family.guided else {}
+
+    def _encoded(self, captions: Sequence[str], size: tuple[int, int], empty: bool) -> Condition:
+        assert self.family.encode is not None
         with torch.no_grad(), quietly():
-            found = self.family.encode_empty(self.pipeline, [""], size)
+            found = self.family.encode(self.pipeline, captions, size, empty)
         return {name: value.cpu() for name, value in found.items()}
 
     @property
@@ -92,7 +89,7 @@ def import_pipeline(pipeline: Any) -> ImportedModel:
             f"{name}: its {family.decoder} is a {type(decoder).__name__}, not {' or '.join(DECODERS)}"
         )
     channels = int(decoder.config["latent_channels"])
-    taken = _channels(network)
+    taken, outputs = image_channels(network)
     if taken != channels:
         raise CheckpointError(
             f"{name}: its {family.network} takes {taken} channels, but its {family.decoder} makes {channels}; models "
@@ -106,7 +103,7 @@ def import_pipeline(pipeline: Any) -> ImportedModel:
         time_argument=_time_argument(schedule, family.time_scale),
         image_shape=None if sides is None else (channels, *sides),
         source=name,
-        learned_range=_outputs(network) == 2 * channels,
+        learned_range=outputs == 2 * channels,
         parameterisation=kind,
         data_range=None,
         decoder=decoder.eval(),
@@ -141,13 +138,9 @@ def load_pipeline(path: Path) -> Any | None:
                 )
         # diffusers and transformers raise whatever their many layers raise on a damaged file
         except Exception as error:
-            reason = " ".join(str(error).split())[:500]
-            raise CheckpointError(f"diffusers cannot load it ({type(error).__name__}: {reason})") from error
+            raise not_loaded(error) from error
         for part in (family.network, family.decoder):
-            module = getattr(pipeline, part or "")
-            bad = [name for name, weight in module.state_dict().items() if not bool(weight.isfinite().all())]
-            if bad:
-                raise CheckpointError(f"{part}: {bad[0]} holds NaN or infinite numbers; the file is damaged")
+            require_finite(getattr(pipeline, part or ""), f"{part}: ")
         return pipeline
 
 
@@ -175,8 +168,9 @@ def import_network(
         side = network.config.get("sample_size")
         scale = 1.0 if type(network).__name__ == "FluxTransformer2DModel" else None
         argument = _time_argument(schedule, scale)
-        shape = (_channels(network), side, side) if isinstance(side, int) else None
-        learned = _outputs(network) == 2 * _channels(network)
+        channels, outputs = image_channels(network)
+        shape = (channels, side, side) if isinstance(side, int) else None
+        learned = outputs == 2 * channels
     else:
         argument = _time_argument(schedule, None) if by_diffusers else TimeArgument(1.0)
         shape, learned = None, False
@@ -235,16 +229,6 @@ def _time_argument(schedule: Schedule, scale: float | None) -> TimeArgument:
     if schedule.discrete:
         return TimeArgument(1.0, 1.0)
     return TimeArgument(schedule.argument_scale if scale is None else scale)
-
-
-def _channels(network: Any) -> int:
-    channels = int(network.config["in_channels"])
-    return channels // 4 if type(network).__name__ == "FluxTransformer2DModel" else channels
-
-
-def _outputs(network: Any) -> int:
-    channels = int(network.config.get("out_channels") or network.config["in_channels"])
-    return channels // 4 if type(network).__name__ == "FluxTransformer2DModel" else channels
 
 
 def _empty_class(network: Any) -> dict[str, Tensor]:

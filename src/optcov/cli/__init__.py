@@ -97,11 +97,7 @@ class TaskGroup(TyperGroup):
 
 
 app = typer.Typer(
-    name="optcov",
-    cls=TaskGroup,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings=SETTINGS,
+    name="optcov", cls=TaskGroup, add_completion=False, pretty_exceptions_enable=False, context_settings=SETTINGS
 )
 
 

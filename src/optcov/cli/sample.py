@@ -247,13 +247,7 @@ def _tell(done: dict[str, Any], sampler: Sampler) -> None:
 
 
 def _compare(
-    model: Bundle,
-    out: Path | None,
-    methods: str,
-    steps: str | None,
-    count: int,
-    seed: int,
-    told: dict[str, Any],
+    model: Bundle, out: Path | None, methods: str, steps: str | None, count: int, seed: int, told: dict[str, Any]
 ) -> dict[str, Any]:
     """Draw the picture of methods against steps, and say what is in it."""
     from optcov.bundle.pictures import compare, draw_comparison
@@ -275,7 +269,7 @@ def _compare(
 def _variance_map(sampler: Sampler, path: Path, count: int) -> None:
     from optcov.bundle.pictures import clean_deviation, draw_deviations
     from optcov.data import to_8bit
-    from optcov.sampling import Step
+    from optcov.reverse import Step
 
     assert sampler.process is not None
     assert sampler.trajectory is not None

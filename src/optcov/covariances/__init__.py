@@ -30,8 +30,8 @@ from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
 from optcov.covariances.residual import FullResidual, Residual
 from optcov.covariances.ocm import Ocm
 from optcov.covariances.learned_range import LearnedRange, range_ends
-from optcov.covariances.spectrum import Spectrum
-from optcov.covariances.correlated import BySpectrum, CorrelatedResidual, CorrelatedSquaredNoise, SpectralResidual
+from optcov.covariances.correlated import BySpectrum, CorrelatedResidual, CorrelatedSquaredNoise
+from optcov.covariances.correlated import SpectralResidual, Spectrum
 from optcov.covariances.clamped import clamped_in_words
 # isort: on
 

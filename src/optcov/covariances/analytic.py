@@ -88,7 +88,6 @@ class Analytic(OneNumber):
 
     @staticmethod
     def variance_of_noise(number: Tensor) -> Tensor:
-        """What the predicted noise leaves of a square of 1."""
         return 1 - number
 
 
@@ -102,5 +101,4 @@ class IsotropicResidual(OneNumber):
 
     @staticmethod
     def variance_of_noise(number: Tensor) -> Tensor:
-        """The number itself."""
         return number

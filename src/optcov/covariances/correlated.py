@@ -13,6 +13,8 @@ Its variances of single pixels are those of NPR and SN. Draws and scores are of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
@@ -20,12 +22,50 @@ from torch import Tensor
 
 from optcov.covariances.base import Covariance, Example, Row
 from optcov.covariances.residual import Residual
-from optcov.covariances.spectrum import Spectrum
 from optcov.covariances.squared_noise import SquaredNoise
-from optcov.gaussian import Correlated, CovarianceShape, Diagonal, Spectral
+from optcov.gaussian import PLAIN, Basis, Correlated, CovarianceShape, Diagonal, Spectral
 from optcov.prediction import Prediction
+from optcov.schedule import Time
 
 LEAST_SHARE = 1e-3  # of an image's mean variance: what a smaller one counts as when residuals are divided by it
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Powers in an orthonormal basis of frequencies, by time."""
+
+    at: Callable[[Time], Tensor]  # t, () or (B,) -> powers, (*D) or (B, *D), positive
+    basis: Basis = PLAIN
+
+    @staticmethod
+    def of(given: Any) -> Spectrum:
+        """Take a Spectrum, a callable of t, or one tensor of powers (*D) for all times."""
+        if isinstance(given, Spectrum):
+            return given
+        if isinstance(given, Tensor) and given.is_floating_point() and given.ndim:
+            return Spectrum(lambda t: given)
+        if callable(given):
+            return Spectrum(given)
+        raise ValueError(
+            f"spectrum = {given!r:.80} is neither a Spectrum, nor a callable of t, nor a tensor of powers of an image"
+        )
+
+    def power(self, t: Time, like: Tensor) -> Tensor:
+        """Powers at t, (1, *D) or (B, *D), as `like` (B, *D) is."""
+        found = self.at(t)
+        if not isinstance(found, Tensor):
+            raise ValueError(f"the spectrum at t = {t} is a {type(found).__name__}; return a tensor of powers")
+        if found.ndim == like.ndim - 1:
+            found = found.unsqueeze(0)
+        if found.shape[1:] != like.shape[1:] or len(found) not in (1, len(like)):
+            raise ValueError(
+                f"the spectrum at t = {t} has shape {tuple(found.shape)}, but x_t has {tuple(like.shape)}; a spectrum "
+                f"has one power per frequency, as many as an image has pixels"
+            )
+        if not bool((found.isfinite() & (found > 0)).all()):
+            raise ValueError(f"the spectrum at t = {t} has a power that is not positive and finite; measure it again")
+        return found.to(like.device, torch.promote_types(like.dtype, torch.float32))
 
 
 class BySpectrum(Covariance):

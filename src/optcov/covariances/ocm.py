@@ -16,7 +16,7 @@ from optcov.covariances.jacobian import ProbedNetwork, clean_variance
 from optcov.forward import ForwardProcess
 from optcov.gaussian import CovarianceShape, Diagonal, mean_square, per_sample
 from optcov.prediction import Network, Prediction
-from optcov.schedule import is_whole
+from optcov.schedule import check_whole, is_whole
 
 MOST_PROBES = 2**16
 NEIGHBOURS = 8.0  # how many pixels' worth of off-diagonal covariance a probe is taken to carry, see `regression`
@@ -42,8 +42,7 @@ class Ocm(Covariance):
     def __init__(self, probes: int | None = None, seed: int = 0):
         if probes is not None and (not is_whole(probes) or not 1 <= probes <= MOST_PROBES):
             raise ValueError(f"probes = {probes!r} is not a whole number from 1 to {MOST_PROBES}; pass one such as 8")
-        if not is_whole(seed):
-            raise ValueError(f"seed = {seed!r} is not a whole number; pass one such as 0")
+        check_whole("seed", seed)
         self.probes, self.seed = probes, seed
 
     def asking(

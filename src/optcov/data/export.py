@@ -1,16 +1,15 @@
-"""Images out: PNG files, grids to look at, npz files to measure."""
+"""Images out: PNG files, and grids to look at."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from optcov import storage
-from optcov.data.images import DataError, ImageSet
+from optcov.data.images import DataError
 
 
 def write_png(path: Path, image: Tensor) -> None:
@@ -45,12 +44,3 @@ def grid(images: Tensor, columns: int, border: int = 2) -> Tensor:
         top, left = ((number // columns) * (height + border), (number % columns) * (width + border))
         canvas[:, top + border : top + border + height, left + border : left + border + width] = image
     return canvas
-
-
-def write_npz(path: Path, images: ImageSet) -> None:
-    """Write images, and labels if there are any, as npz: (n, C, H, W) under the name `images`."""
-    arrays = {"images": images.images.numpy()}
-    if images.labels is not None:
-        arrays["labels"] = images.labels.numpy()
-    with storage.atomic_writer(path) as stream:
-        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]

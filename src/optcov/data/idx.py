@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from optcov.data.arrays import DEFLATE_RATIO
 from optcov.data.images import DataError, ImageSet, require_memory
 
 MAX_BYTES = 2**31  # of one file, unpacked: MNIST's largest has 47 MB
 GZIP_MAGIC = b"\x1f\x8b"
-GZIP_RATIO = 1032  # the most that deflate can shrink anything
 UNSIGNED_BYTE = 8
 
 _PREFIX = {"train": "train", "test": "t10k"}
@@ -34,7 +34,7 @@ def read_idx(path: Path) -> Tensor:
             packed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             stream = gzip.GzipFile(fileobj=file) if packed else file
-            shape = _read_shape(path, stream, path.stat().st_size * (GZIP_RATIO if packed else 1))
+            shape = _read_shape(path, stream, path.stat().st_size * (DEFLATE_RATIO if packed else 1))
             count = math.prod(shape)
             require_memory(count, str(path))
             content = bytearray(stream.read(count))

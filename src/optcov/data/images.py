@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import final
@@ -86,12 +86,6 @@ class ImageSet:
         """Images in [-1, 1] in their order, float32 (size, C, H, W); the last batch may be smaller."""
         for start in range(0, len(self), size):
             yield self.x_0(slice(start, start + size))
-
-    def flipped(self) -> ImageSet:
-        """Add the mirror image of every image behind the images themselves."""
-        labels = None if self.labels is None else torch.cat([self.labels, self.labels])
-        captions = None if self.captions is None else self.captions * 2
-        return replace(self, images=torch.cat([self.images, self.images.flip(-1)]), labels=labels, captions=captions)
 
     def split(self, test_share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """Train and test parts by a permutation that depends on the number of images and the seed alone."""

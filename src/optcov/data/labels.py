@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optcov.data.images import DataError
-from optcov.storage import StorageError, parse_json, read_text, reading
+from optcov.storage import StorageError, parse_json, read_text, require_small
 
 METADATA = ("metadata.csv", "metadata.jsonl")
 COLUMNS = ("label", "class_label", "class")
@@ -48,43 +48,46 @@ def folder_labels(directory: Path, files: Sequence[Path], parts: Mapping[Path, S
 
 
 def _labels_of(directory: Path, files: Sequence[Path]) -> list[Label] | None:
-    for name in METADATA:
-        if (directory / name).is_file():
-            rows = read_metadata(directory / name)
-            column = next((column for column in COLUMNS if any(column in row for row in rows.values())), None)
-            if column is not None:
-                return _from_rows(directory / name, rows, column, [path.relative_to(directory) for path in files])
+    found = _metadata(directory, COLUMNS)
+    if found is not None:
+        return _from_rows(*found, [path.relative_to(directory) for path in files])
     folders = [path.relative_to(directory).parts[:-1] for path in files]
     return [parts[0] for parts in folders] if folders and all(folders) else None
 
 
 def folder_captions(directory: Path, files: Sequence[Path]) -> tuple[str, ...] | None:
     """Captions of the files of a directory, from the column text (or caption) of its metadata; None without one."""
-    for name in METADATA:
-        if not (directory / name).is_file():
-            continue
-        rows = read_metadata(directory / name)
-        column = next((column for column in CAPTIONS if any(column in row for row in rows.values())), None)
+    metadata = _metadata(directory, CAPTIONS)
+    if metadata is None:
+        return None
+    path, rows, column = metadata
+    found = [rows.get(file.relative_to(directory).as_posix(), {}).get(column) for file in files]
+    missing = [file for file, text in zip(files, found, strict=True) if not isinstance(text, str)]
+    if missing:
+        raise DataError(f"{path} has no {column} for {missing[0].name}; add a row, or remove the image")
+    return tuple(str(text) for text in found)
+
+
+def _metadata(directory: Path, columns: Sequence[str]) -> tuple[Path, dict[str, dict[str, Any]], str] | None:
+    """The first file of metadata with one of the columns, its rows by file, and that column; None without one."""
+    for path in (directory / name for name in METADATA):
+        rows = read_metadata(path) if path.is_file() else {}
+        column = next((column for column in columns if any(column in row for row in rows.values())), None)
         if column is not None:
-            found = [rows.get(path.relative_to(directory).as_posix(), {}).get(column) for path in files]
-            missing = [path for path, text in zip(files, found, strict=True) if not isinstance(text, str)]
-            if missing:
-                raise DataError(
-                    f"{directory / name} has no {column} for {missing[0].name}; add a row, or remove the image"
-                )
-            return tuple(str(text) for text in found)
+            return path, rows, column
     return None
 
 
 def read_metadata(path: Path) -> dict[str, dict[str, Any]]:
     """Rows of metadata.csv or metadata.jsonl by the name of their file."""
-    with reading(path, DataError):
-        size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise DataError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
+    require_small(path, MAX_BYTES, DataError)
     try:
         text = read_text(path).removeprefix("\ufeff")  # which spreadsheets put first
-        rows = list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else _json_lines(text)
+        rows = (
+            list(csv.DictReader(io.StringIO(text)))
+            if path.suffix == ".csv"
+            else [parse_json(line) for line in text.splitlines() if line.strip()]
+        )
     except (csv.Error, StorageError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from error
     found: dict[str, dict[str, Any]] = {}
@@ -94,10 +97,6 @@ def read_metadata(path: Path) -> dict[str, dict[str, Any]]:
             raise DataError(f"{path}: row {number} has no file_name, which says which image it is about")
         found[Path(name).as_posix()] = row
     return found
-
-
-def _json_lines(text: str) -> list[Any]:
-    return [parse_json(line) for line in text.splitlines() if line.strip()]
 
 
 def _from_rows(path: Path, rows: Mapping[str, Mapping[str, Any]], column: str, files: Sequence[Path]) -> list[Label]:

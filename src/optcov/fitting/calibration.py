@@ -43,26 +43,8 @@ class Calibration:
         return {name: [float(f"{value:.6g}") for value in getattr(self, name).tolist()] for name in names}
 
 
-def calibrate(
-    network: HeadedNetwork,
-    source: Source,
-    head: str = "npr",
-    samples: int = 2048,
-    parts: int = 10,
-    batch_size: int = 64,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> Calibration:
-    """Compare a head's predictions with its targets on held-out data, at times drawn as in training.
-
-    source: what it offers as `condition(index)`, the network is told.
-    progress: called with the batches done and the batches to do, after each.
-    """
-    return calibrate_all(network, source, [head], samples, parts, batch_size, seed, progress)[head]
-
-
 @torch.no_grad()
-def calibrate_all(
+def calibrate(
     network: HeadedNetwork,
     source: Source,
     heads: Sequence[str],
@@ -72,7 +54,11 @@ def calibrate_all(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Calibration]:
-    """The same for several heads, from one evaluation of the network for all."""
+    """Compare heads with their targets on held-out data, at times drawn as in training, by one evaluation for all.
+
+    source: what it offers as `condition(index)`, the network is told.
+    progress: called with the batches done and the batches to do, after each.
+    """
     for head in heads:
         if head not in network.heads or not of_head(head).has_posterior:
             raise TrainingError(f"calibration is defined for heads of the network that estimate a moment, not {head!r}")

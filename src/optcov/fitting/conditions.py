@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from optcov.bundle import Bundle
-from optcov.bundle.conditions import check_told
 from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets, fitted_to
 from optcov.fitting.batches import Conditioned, emptied
 from optcov.fitting.config import TrainingError
@@ -34,10 +33,7 @@ def open_parts(
 
     condition: entry i belongs to data point i; it may also come with the data, as (data, condition).
     """
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
-        if condition is not None:
-            raise TrainingError("the data comes with a condition, and condition= is given, too; leave one of them out")
-        data, condition = data
+    data, condition = with_condition(data, condition)
     if condition is None:
         train, test = as_sets(data, held_out)
         known: dict[str, Tensor] = {}
@@ -49,6 +45,22 @@ def open_parts(
     first, second = (_told(part, known) for part in parts)
     assert first is not None
     return first, second
+
+
+def with_condition(data: Any, condition: Mapping[str, Tensor] | None) -> tuple[Any, Mapping[str, Tensor] | None]:
+    """Data and its condition, which may also come with the data, as (data, condition)."""
+    if not (isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping)):
+        return data, condition
+    if condition is not None:
+        raise TrainingError("the data comes with a condition, and condition= is given, too; leave one of them out")
+    return data
+
+
+def in_memory(data: Any) -> DataSet:
+    """Data that a condition belongs to, as one set."""
+    if isinstance(data, str | Path):
+        raise TrainingError("a condition has one entry per data point; give data in memory with it, not a path")
+    return as_set(data)
 
 
 def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator) -> Part:
@@ -73,7 +85,7 @@ def told_to(bundle: Bundle, part: Part, share: float, generator: torch.Generator
         known = {LABELS: part.labels}
     if not known:
         return part
-    known = check_told(known, len(part), bundle.name, bundle.classes, bundle.empty_condition, bundle.unet)
+    known = bundle.check_told(known, len(part))
     if bundle.empty_condition:
         chosen = torch.rand(len(part), generator=generator) < share
         known = emptied(known, chosen, {name: value.cpu() for name, value in bundle.empty_condition.items()})
@@ -93,9 +105,7 @@ def _numbered(
     data: Any, condition: Mapping[str, Tensor], held_out: bool
 ) -> tuple[DataSet, DataSet | None, dict[str, Tensor]]:
     """Parts whose labels are the numbers of their data points, by which each finds its entries again."""
-    if isinstance(data, str | Path):
-        raise TrainingError("a condition has one entry per data point; give data in memory with it, not a path")
-    whole = as_set(data)
+    whole = in_memory(data)
     known = check_condition(condition, len(whole))
     numbered = replace(whole, labels=torch.arange(len(whole)))
     train, test = numbered.split(0.1) if held_out else (numbered, None)

@@ -25,7 +25,7 @@ from optcov.covariances import of_head
 from optcov.data import ImageSet
 from optcov.fitting.batches import Batches, Conditioned, step_generator
 from optcov.fitting.budget import FitEstimate, estimate, evaluations, share_out
-from optcov.fitting.calibration import calibrate_all
+from optcov.fitting.calibration import calibrate
 from optcov.fitting.closed_form import FitReport
 from optcov.fitting.conditions import Part, open_parts, told_to
 from optcov.fitting.config import MOST, TrainingConfig, TrainingError
@@ -44,6 +44,7 @@ from optcov.processes import accelerator, this_process
 from optcov.progress import track, track_training, watch_passes
 from optcov.schedule import Schedule, is_whole
 from optcov.storage import directory_lock
+from optcov.text_table import counted
 
 LEARNED = "; the second half of its channels is a variance that it learned, kept as the covariance range"
 
@@ -94,21 +95,15 @@ class FitSettings:
         return FitSettings(**options)
 
     def __post_init__(self) -> None:
-        for name in ("images", "batch_size", "steps", "checkpoint_every"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number of at least 1")
-        for name in ("times", "measure_images", "calibration_samples", "score_samples", "evaluations"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
-                raise TrainingError(f"{name} = {getattr(self, name)!r} must be a whole number, 0 or more")
-        for name in (
-            "images",
-            "steps",
-            "calibration_samples",
-            "score_samples",
-            "evaluations",
-        ):  # each is work that is really done
-            if getattr(self, name) > MOST:
-                raise TrainingError(f"{name} = {getattr(self, name)} would never end; use {MOST} or fewer")
+        work = ("images", "steps", "calibration_samples", "score_samples", "evaluations")  # each is really done
+        for name in ("batch_size", "checkpoint_every", "times", "measure_images", *work):
+            value, positive = getattr(self, name), name in ("images", "batch_size", "steps", "checkpoint_every")
+            if not isinstance(value, int) or value < positive:
+                raise TrainingError(
+                    f"{name} = {value!r} must be a whole number{' of at least 1' if positive else ', 0 or more'}"
+                )
+            if name in work and value > MOST:
+                raise TrainingError(f"{name} = {value} would never end; use {MOST} or fewer")
         if not is_whole(self.seed) or abs(self.seed) >= 2**63:
             raise TrainingError(f"seed = {self.seed!r} is not a whole number of 64 bits; pass one such as 0")
         for name in ("paper_exact", "time_weighted", "half", "flip"):
@@ -214,10 +209,10 @@ class FitPlan:
     def __str__(self) -> str:
         bundle, settings, there = self.bundle, self.settings, len(self.train)
         asked = settings.images if self.closed_form else there
-        measured = f"{_counted(there, settings.measure_images)} at {len(self.grid)} times"
+        measured = f"{counted(there, settings.measure_images)} at {len(self.grid)} times"
         return (
             f"fits {', '.join(self.heads) or 'no heads'} of {bundle.name} ({bundle.schedule!r}, predicts "
-            f"{bundle.network.parameterisation}) on {_counted(there, asked)} of {self.train.name}"
+            f"{bundle.network.parameterisation}) on {counted(there, asked)} of {self.train.name}"
             f"{' by their condition' if isinstance(self.train, Conditioned) else ''}, measures "
             f"{measured if settings.measure_images else 'nothing more'}{LEARNED * bundle.network.learned_range}"
         )
@@ -338,7 +333,7 @@ class FitPlan:
             return bundle.with_provenance(calibration={})
         samples, seed = self.settings.calibration_samples, self.settings.seed + 1
         with watch_passes("calibration", show=progress) as note:
-            found = calibrate_all(bundle.network, self.test, self.calibrated, samples, seed=seed, progress=note)
+            found = calibrate(bundle.network, self.test, self.calibrated, samples, seed=seed, progress=note)
         return bundle.with_provenance(calibration={name: result.to_json() for name, result in found.items()})
 
 
@@ -408,8 +403,3 @@ def _check_measurement(times: int, images: int, closed_form: bool) -> None:
         )
     if images and times < 3:
         raise TrainingError(f"{times} times are too few to judge an interpolation; use 3 times or more")
-
-
-def _counted(there: int, asked: int) -> str:
-    """How many images are used, and how many were asked for if that is more."""
-    return f"{min(there, asked):,} images" + (f" ({asked:,} asked for)" if asked > there else "")

@@ -60,12 +60,13 @@ class FitRun:
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], overwrite: bool = False):
-        self.out, self.identity, self.overwrite = Path(out), dict(identity), overwrite
+        self.out, self.identity = Path(out), dict(identity)
         self.work = self.out.with_name(f"{self.out.name}.work")
         self._record = self.work / "run.json"
         self.finished = not overwrite and self._check_bundle()
-        if not overwrite and not self.finished:
-            self._check_work()
+        if not overwrite and not self.finished and self._record.exists():
+            remedy = "undo that to go on with it, or give --overwrite to start anew"
+            check_unchanged(self._before(), self.identity, self.work, TrainingError, remedy=remedy)
 
     @property
     def resumes(self) -> bool:
@@ -110,11 +111,6 @@ class FitRun:
                 f"it, or another directory by --out"
             )
         return True
-
-    def _check_work(self) -> None:
-        if self._record.exists():
-            remedy = "undo that to go on with it, or give --overwrite to start anew"
-            check_unchanged(self._before(), self.identity, self.work, TrainingError, remedy=remedy)
 
     def _before(self) -> dict[str, Any]:
         before = storage.read_json(self._record)

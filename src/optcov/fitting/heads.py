@@ -112,7 +112,8 @@ def _new_head(
         return DenseHead(features, channels, (128, 128), transform)
     tapped = network.backbone.module.get_submodule(network.backbone.tap or "")
     norm = tapped if isinstance(tapped, nn.GroupNorm) and tapped.num_channels == features else None
-    groups, eps = (norm.num_groups, norm.eps) if norm is not None else (_largest_groups(features), 1e-5)
+    largest = max(groups for groups in range(1, 33) if features % groups == 0)
+    groups, eps = (largest, 1e-5) if norm is None else (norm.num_groups, norm.eps)
     tap = network.backbone.output_tap
     form = Form() if tap is None else tap.form(output.features, example)
     own = None if tap is not None and not tap.normalised else groups  # the layer reads the features as they are
@@ -133,7 +134,3 @@ def _new_head(
     if norm is not None and norm.affine and first is not None:
         first.load_state_dict(norm.state_dict())
     return head
-
-
-def _largest_groups(features: int) -> int:
-    return max(groups for groups in range(1, 33) if features % groups == 0)

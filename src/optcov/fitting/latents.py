@@ -24,9 +24,9 @@ from optcov.checkpoints import ImportedModel
 from optcov.checkpoints.families import MODELS
 from optcov.data import ImageSet
 from optcov.data.modes import with_channels
-from optcov.data.tensors import DataSet, TensorSet, as_set, as_sets
+from optcov.data.tensors import DataSet, TensorSet, as_sets
 from optcov.fitting.batches import Conditioned
-from optcov.fitting.conditions import Part, open_parts
+from optcov.fitting.conditions import SLACK, Part, in_memory, open_parts, with_condition
 from optcov.fitting.config import TrainingError
 from optcov.identity import digest, digest_tensors
 from optcov.networks import fingerprint
@@ -36,7 +36,6 @@ from optcov.prediction import check_condition
 from optcov.progress import track
 
 LATENTS = "latents"  # the cache, in a directory of work
-SLACK = 1e-3
 PART = 64  # images that are encoded and kept together
 
 
@@ -68,12 +67,9 @@ def foreign_parts(
 
     wanted: how many data points of each part are used at most; no more are encoded.
     """
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
-        if condition is not None:
-            raise TrainingError("the data comes with a condition, and condition= is given, too; leave one of them out")
-        data, condition = data
+    data, condition = with_condition(data, condition)
     if condition is not None:  # which belongs to data in memory, and is split with it
-        values = _encoded(model, as_set(data) if not isinstance(data, str | Path) else data, cache, progress)
+        values = _encoded(model, in_memory(data), cache, progress)
         condition = check_condition(condition, len(values))
         size = _picture_size(model, values) if _fits(model, condition, values) else None
         bundle = _bundle(model, values, size)
@@ -150,12 +146,12 @@ def _some(part: DataSet, most: int) -> DataSet:
     return part.select(order.sort().values)
 
 
-def _encoded(model: ImportedModel, part: Any, cache: Path | None, progress: bool) -> DataSet:
+def _encoded(model: ImportedModel, part: DataSet, cache: Path | None, progress: bool) -> DataSet:
     """Images as the network takes them: latents, if it is a network of those. Tensors are taken to be that."""
-    if isinstance(part, str | Path):
-        raise TrainingError("a condition has one entry per data point; give data in memory with it, not a path")
     if model.decoder is None or isinstance(part, TensorSet):
-        return part if not isinstance(part, ImageSet) or model.image_shape is None else _coloured(part, model)
+        if isinstance(part, ImageSet) and model.image_shape is not None:
+            return with_channels(part, model.image_shape[0])
+        return part
     codec = Codec(model.decoder)
     images = with_channels(part, codec.colours)
     if images.shape[0] != codec.colours:
@@ -182,11 +178,6 @@ def _encoded(model: ImportedModel, part: Any, cache: Path | None, progress: bool
             f"the decoder of {model.source} turns images into NaN or infinity; check its weights, and its precision"
         )
     return TensorSet(values, images.labels, images.name, images.captions)
-
-
-def _coloured(part: ImageSet, model: ImportedModel) -> ImageSet:
-    assert model.image_shape is not None
-    return with_channels(part, model.image_shape[0])
 
 
 def _kept(cache: Path | None, name: str, number: int, make: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:

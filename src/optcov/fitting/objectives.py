@@ -45,7 +45,6 @@ class NoiseObjective(nn.Module):
         self.process = ForwardProcess(network.schedule)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Loss per sample."""
         x_t = self.process.diffuse(batch.x_0, batch.times, batch.noise)
         output = self.network.features(x_t, batch.times, **batch.condition).output
         levels = self.network.schedule.levels(batch.times)
@@ -114,7 +113,6 @@ class JointObjective(_OfHeads):
         self.head_weight = head_weight
 
     def forward(self, batch: Batch) -> Tensor:
-        """Loss per sample."""
         example, output = observe(self.network, self.process, batch)
         noise = self.network.prediction_from(output, example.prediction.x_t, batch.times).noise
         mean_loss = squared_error(batch.noise, noise) / batch.noise[0].numel()

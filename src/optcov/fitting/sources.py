@@ -61,7 +61,7 @@ def open_foreign(model: Model, layer: str | None = None, empty_class: int | None
         found = None
     elif hasattr(model, "components"):
         found = import_pipeline(model)
-    elif isinstance(model, tuple) and len(model) in (2, 3) and _is_model(model[0]):
+    elif isinstance(model, tuple) and len(model) in (2, 3) and callable(model[0]):
         found = import_network(model[0], model[1], model[2] if len(model) == 3 else None, layer)
     elif is_denoiser(model):
         found = import_denoiser(model, layer)
@@ -79,10 +79,6 @@ def open_foreign(model: Model, layer: str | None = None, empty_class: int | None
     if empty_class is not None:
         raise TrainingError("empty_class is for U-Nets with classes; give what stands for none as a condition")
     return found
-
-
-def _is_model(value: Any) -> bool:
-    return callable(value) and not isinstance(value, Path | str)
 
 
 def _open(model: Model, schedule: str | Schedule | None, half: bool) -> Bundle:

@@ -57,31 +57,24 @@ class Spectral:
         return Spectral(power, self.basis), ClampCounts(below, above, power.numel())
 
     def floored(self, least: float, like: Tensor) -> Spectral:
-        """Raise every power to at least this."""
         return Spectral(self.power.clamp(min=least), self.basis)
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
-        """Multiply by the symmetric square root."""
         return self.basis.inverse(self.power.to(noise).sqrt() * self.basis.transform(noise))
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
-        """Sum of squares over power, (B,)."""
         return sum_pixels(self.basis.transform(x).square() / self.power.to(x))
 
     def log_det(self, like: Tensor) -> Tensor:
-        """Sum of log power, (B,)."""
         return sum_pixels(self.power.to(like).log()).expand(len(like))
 
     def diagonal(self, like: Tensor) -> Tensor:
-        """Variances of pixels, broadcastable to `like`."""
         return self.basis.pixel_variances(self.power.to(like))
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:
-        """The diagonal of the inverse, broadcastable to `like`."""
         return self.basis.pixel_variances(self.power.to(like).reciprocal())
 
     def dense(self, like: Tensor) -> Tensor:
-        """The matrix, (B, d, d), for small d."""
         return _dense(self.power.to(like).expand_as(like), self.basis)
 
 
@@ -143,24 +136,19 @@ class Correlated:
         return self._scale.to(noise).sqrt() * correlated
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
-        """Compute x^T matrix^-1 x per sample, (B,)."""
         whitened = self.basis.transform(x / self._scale.to(x).sqrt())
         return sum_pixels(whitened.square() / self.spectrum.to(x))
 
     def log_det(self, like: Tensor) -> Tensor:
-        """Sum of log S and log spectrum, (B,)."""
         return sum_pixels(self._scale.to(like).log()) + sum_pixels(self.spectrum.to(like).log())
 
     def diagonal(self, like: Tensor) -> Tensor:
-        """Variances of pixels, (B, *D)."""
         return self.variance.to(like)
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:
-        """The diagonal of the inverse, (B, *D)."""
         return self.basis.pixel_variances(self.spectrum.to(like).reciprocal()) / self._scale.to(like)
 
     def dense(self, like: Tensor) -> Tensor:
-        """The matrix, (B, d, d), for small d."""
         root = self._scale.to(like).sqrt().expand_as(like).flatten(1)
         middle = _dense(self.spectrum.to(like).expand_as(like), self.basis)
         return root.unsqueeze(-1) * middle * root.unsqueeze(-2)

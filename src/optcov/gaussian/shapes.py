@@ -116,27 +116,21 @@ class Elementwise(ABC):
         """Variances, broadcastable to `like` (B, *D)."""
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
-        """Multiply by the standard deviations."""
         return self.diagonal(noise).sqrt() * noise
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
-        """Sum x^2 / variance per sample, (B,)."""
         return sum_pixels(x.square() / self.diagonal(x))
 
     def log_det(self, like: Tensor) -> Tensor:
-        """Sum log variance per sample, (B,)."""
         return sum_pixels(self.diagonal(like).log().expand_as(like))
 
     def floored(self, least: float, like: Tensor) -> Diagonal:
-        """Raise each variance to at least this."""
         return Diagonal(self.diagonal(like).clamp(min=least).expand_as(like))
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:
-        """One over the variances."""
         return self.diagonal(like).reciprocal()
 
     def dense(self, like: Tensor) -> Tensor:
-        """The diagonal matrix, (B, d, d)."""
         check_dense(like)
         return torch.diag_embed(self.diagonal(like).expand_as(like).flatten(1))
 
@@ -156,11 +150,9 @@ class Isotropic(Elementwise):
             )
 
     def affine(self, factor: Tensor, variance: Tensor) -> Isotropic:
-        """Multiply by a factor and add a variance, both () or (B,)."""
         return Isotropic(variance + factor * self.variance)
 
     def clamped(self, upper: float | None) -> tuple[Isotropic, ClampCounts]:
-        """Bring the variances into [0, upper] and count what had to move."""
         inside, counts = Diagonal(self.variance).clamped(upper)
         return Isotropic(inside.variance), counts
 
@@ -177,19 +169,16 @@ class Diagonal(Elementwise):
     variance: Tensor
 
     def affine(self, factor: Tensor, variance: Tensor) -> Diagonal:
-        """Multiply by a factor and add a variance to each, both () or (B,)."""
         if factor.ndim or variance.ndim:
             factor, variance = per_sample(factor, self.variance), per_sample(variance, self.variance)
         return Diagonal(variance + factor * self.variance)
 
     def clamped(self, upper: float | None) -> tuple[Diagonal, ClampCounts]:
-        """Bring the variances into [0, upper] and count what had to move."""
         above = 0 if upper is None else torch.count_nonzero(self.variance > upper)
         counts = ClampCounts(torch.count_nonzero(self.variance < 0), above, self.variance.numel())
         return Diagonal(self.variance.clamp(0.0, upper)), counts
 
     def diagonal(self, like: Tensor) -> Tensor:
-        """The variances as they are."""
         return self.variance
 
 
@@ -216,7 +205,6 @@ class Full:
         return values.masked_fill(bad[:, None], torch.nan), vectors  # a bad sample stays bad, its neighbours do not
 
     def affine(self, factor: Tensor, variance: Tensor) -> Full:
-        """Multiply by a factor and add variance * I, both () or (B,)."""
         identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
         return Full(per_sample(factor, self.matrix) * self.matrix + per_sample(variance, self.matrix) * identity)
 
@@ -246,29 +234,23 @@ class Full:
         return drawn.reshape(noise.shape)
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
-        """Compute x^T matrix^-1 x per sample, (B,)."""
         values, vectors = self._eigen
         rotated = (vectors.mT @ x.flatten(1).unsqueeze(-1)).squeeze(-1)
         return (rotated.square() / values).sum(-1)
 
     def log_det(self, like: Tensor) -> Tensor:
-        """Sum of the logarithms of the eigenvalues, (B,)."""
         return self._eigen[0].log().sum(-1)
 
     def diagonal(self, like: Tensor) -> Tensor:
-        """The diagonal in the shape of `like`, (B, *D)."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(-1, *like.shape[1:])
 
     def floored(self, least: float, like: Tensor) -> Full:
-        """Raise each eigenvalue to at least this."""
         values, vectors = torch.linalg.eigh(self.matrix)
         return Full((vectors * values.clamp(min=least).unsqueeze(-2)) @ vectors.mT)
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:
-        """The diagonal of the inverse in the shape of `like`, (B, *D)."""
         values, vectors = self._eigen
         return (vectors.square() / values.unsqueeze(-2)).sum(-1).reshape(-1, *like.shape[1:])
 
     def dense(self, like: Tensor) -> Tensor:
-        """The matrix itself, (B, d, d)."""
         return self.matrix

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from optcov.bundle import Bundle
+from optcov.checkpoints.diffusers_models import LATENT_PARTS
 from optcov.checkpoints.families import FAMILIES
-from optcov.checkpoints.pipelines import DECODERS
 from optcov.covariances import find_covariance
 from optcov.integrations.flow_scheduler import FlowMatchOptimalCovarianceScheduler
 from optcov.integrations.latents import attach_to_latents, discrete_scheduler
@@ -36,11 +36,7 @@ TRAJECTORIES = ("even", "optimal")
 
 
 def attach(
-    pipeline: Any,
-    bundle: Bundle,
-    method: str = DEFAULT_METHOD,
-    trajectory: str = "even",
-    clip_mean: bool = True,
+    pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even", clip_mean: bool = True
 ) -> Any:
     """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 
@@ -87,7 +83,7 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
     kind, unet = type(pipeline).__name__, getattr(pipeline, "unet", None)
     if unet is None:
         raise ValueError(f"{kind} has no unet to replace; give a pipeline such as DDPMPipeline or DDIMPipeline")
-    decoder = next((name for name in DECODERS if getattr(pipeline, name, None) is not None), None)
+    decoder = next((name for name in LATENT_PARTS if getattr(pipeline, name, None) is not None), None)
     if decoder is not None and bundle.data_range is not None:
         raise ValueError(
             f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "

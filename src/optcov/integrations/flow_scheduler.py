@@ -105,8 +105,7 @@ class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # t
         sigmas = self.sigmas.double().cpu()
         t, s = (min(float(sigmas[self.step_index + after]), 1.0) for after in (0, 1))
         made = self._stepper.step(
-            *(model_output, sample, t, s, float(sigmas[-2])),
-            *(generator, variance_noise, prev_sample),
+            *(model_output, sample, t, s, float(sigmas[-2])), *(generator, variance_noise, prev_sample)
         )
         if prev_sample is None:
             self._step_index += 1

@@ -19,12 +19,12 @@ from optcov.bundle.schedules import build_schedule
 from optcov.integrations import mailbox
 from optcov.integrations.extending import extended
 from optcov.networks import Backbone, Head, HeadedNetwork, TimeArgument, build_head, head_config
-from optcov.networks.calls import CALLS, image_channels, pack, unpack
+from optcov.networks.calls import CALLS, pack, unpack
 from optcov.networks.classes import LABELS, class_entries
 
 __all__ = ["ModelMixin", "headed_class", "unwrap", "wrap"]  # from_pretrained looks here for the mixin of a class
 _HEADED: dict[Any, Any] = {}
-ENDING, READER = "WithHead", "_optcov_reader"
+ENDING, READER, HEAD = "WithHead", "_optcov_reader", "moment_head"
 
 
 def __getattr__(name: str) -> Any:
@@ -115,13 +115,11 @@ class _Reader:
         self.packed = "FluxTransformer2DModel" in (kind.__name__ for kind in type(network).__mro__)
         entries = class_entries(network)
         self.empty_class = None if entries is None else entries - 1
-        self.channels = image_channels(network)[0]
         self.argument = TimeArgument(settings["scale"], settings["shift"])
-        schedule = build_schedule(settings["schedule"])
-        # the head is shared, and not a part of this: the network holds both
-        self.headed = HeadedNetwork(
-            Backbone.of(network), schedule, None, self.argument, settings["parameterisation"], settings["range"]
-        )
+        known = (self.argument, settings["parameterisation"], settings["range"])
+        heads = {} if network.moment_head is None else {HEAD: network.moment_head}
+        # shared, and no module of the network, which holds the head itself
+        self.headed = HeadedNetwork(Backbone.of(network), build_schedule(settings["schedule"]), heads, *known)
 
     def pictures(self, given: Mapping[str, Any]) -> Tensor:
         """The data that the network sees, (B, C, H, W)."""
@@ -155,17 +153,11 @@ def _with_head(network: Any, run: Any, given: Mapping[str, Any]) -> Any:
 
     seen = reader.headed.backbone.watched(raw, x)
     times = reader.times(given["timestep"], len(x))
-    if network.moment_head is None:
-        said = seen.output[:, reader.channels :]
-    else:
-        if next(network.moment_head.parameters()).dtype != torch.float32:
-            network.moment_head.float()  # whatever precision the pipeline was moved to: variances are not for halves
-        lifted = x.float() if x.dtype.itemsize < 4 else x
-        prediction = reader.headed.prediction_from(seen, lifted, times)
-        level = reader.headed.schedule.log_snr(times).to(x.device, torch.float32)
-        head = network.moment_head
-        predicted = prediction.in_unit(head.unit) if head.needs_prediction else None
-        said = head(seen.features, seen.time_embedding, level, predicted, seen.activation)
+    head = network.moment_head
+    if head is not None and next(head.parameters()).dtype != torch.float32:
+        head.float()  # whatever precision the pipeline was moved to: variances are not for halves
+    lifted = x.float() if x.dtype.itemsize < 4 else x
+    said = reader.headed.predict_from(seen, lifted, times).heads["range" if head is None else HEAD]
     labels = given.get(LABELS)
     if labels is not None and reader.empty_class is not None and len(x) % 2 == 0:
         half = len(x) // 2

@@ -14,8 +14,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-GUIDED_HALF = ("second", "first")  # where a pipeline puts the conditional half of a guided batch
-
 
 @final
 @dataclass

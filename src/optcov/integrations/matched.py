@@ -17,7 +17,7 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from optcov.forward import ForwardProcess
+from optcov.integrations.stepping import DiscreteTimes
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule
 from optcov.solvers import MatchedNoise
@@ -32,14 +32,12 @@ class MatchedSchedulerOutput(BaseOutput):  # type: ignore[misc]
     log_prob: Tensor | None = None  # of x_s given the history, in nats, (B,); None at the last step, which is a mean
 
 
-class MatchedScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+class MatchedScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     """Sample by Matched 2M in a pipeline of diffusers.
 
     >>> scheduler = MatchedScheduler(trained_betas=[0.01] * 100, num_train_timesteps=100)
     >>> scheduler.use([])  # what Bundle.matched holds
     """
-
-    order = 1
 
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
@@ -50,30 +48,23 @@ class MatchedScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         data_range: list[float] | None = None,
     ):
         check_kind(prediction_type)
-        self.schedule = _schedule(num_train_timesteps, trained_betas)
+        betas = trained_betas
+        self.schedule = Schedule.linear(num_train_timesteps) if betas is None else Schedule.from_betas(betas)
         if self.schedule.grid_size != num_train_timesteps:
             raise ValueError(
                 f"there are {self.schedule.grid_size} trained_betas, but num_train_timesteps = {num_train_timesteps}"
             )
         self.alphas_cumprod = self.schedule.alpha_bar(self.schedule.full_grid())
-        self.init_noise_sigma = 1.0
         self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
         self.num_inference_steps: int | None = None
         self._known: dict[int, MatchedNoise] = {}
         self._noise: MatchedNoise | None = None
         self._previous: Prediction | None = None
 
-    def __len__(self) -> int:
-        return int(self.config.num_train_timesteps)
-
     def use(self, noises: Sequence[MatchedNoise]) -> None:
         """Draw with these, one for each number of steps; those of other schedules are left out."""
         here = self.schedule.digest()
         self._known = {len(noise.trajectory): noise for noise in noises if noise.schedule.digest() == here}
-
-    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """Return the sample as it is: a variance-preserving process needs no scaling."""
-        return sample
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Take the trajectory that was measured for this number of steps, and forget the last run."""
@@ -128,11 +119,6 @@ class MatchedScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         result = MatchedSchedulerOutput(x_s.to(sample.dtype), current.clean.to(sample.dtype), log_prob)
         return result if return_dict else (result.prev_sample, result.pred_original_sample)
 
-    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
-        times = (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1
-        return ForwardProcess(self.schedule).diffuse(original_samples, times, noise)
-
     def _neighbours(self, t: int) -> tuple[float | None, float]:
         """The time before t on the way, and the one after it."""
         assert self._noise is not None
@@ -141,7 +127,3 @@ class MatchedScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             raise ValueError(f"timestep {t - 1} is not one of this run's; call set_timesteps, then step at them")
         place = way.index(t)
         return (way[place - 1] if place else None), way[place + 1]
-
-
-def _schedule(steps: int, betas: Sequence[float] | None) -> Schedule:
-    return Schedule.linear(steps) if betas is None else Schedule.from_betas(betas)

@@ -17,13 +17,18 @@ from torch import Tensor
 
 from optcov.covariances import BothUnits, Bounds, PerTime
 from optcov.gaussian import per_sample
-from optcov.integrations.scheduler_checks import check_config, refuse_other_processes
-from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
+from optcov.integrations.stepping import DiscreteTimes, OptimalCovarianceSchedulerOutput, Stepper, our_times
+from optcov.prediction import PARAMETERISATIONS
+from optcov.sampling import LAST_STEPS
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
 
+SHIFTS = {"shift", "base_shift", "max_shift", "use_dynamic_shifting"}  # what schedulers of flow matching set
+SIGMAS = {"sigma_min", "sigma_max", "sigma_data"}  # what schedulers of variance-exploding processes set
+BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
-class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+
+class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     """Sample with the optimal covariance in a pipeline of diffusers.
 
     The first arguments are diffusers' own, so that `from_config(pipeline.scheduler.config, covariance=...)` works; pass
@@ -43,13 +48,12 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
     """
 
     _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
-    order = 1
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """Build one from the config of a scheduler with betas; those of other processes are refused."""
         if isinstance(config, Mapping):
-            refuse_other_processes({**config, **kwargs})
+            _refuse_other_processes({**config, **kwargs})
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -80,7 +84,7 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         clip_mean: bool = True,
         velocity_numbers: list[float] | None = None,
     ):
-        check_config(self.config)
+        _check_config(self.config)
         self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
         self.schedule = Schedule.from_diffusers(self)
         self.betas = self.schedule.betas
@@ -95,21 +99,13 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
             },
         )
         self._trajectories = _check_trajectories(trajectories or {}, self.schedule)
-        self.init_noise_sigma = 1.0
         self.num_inference_steps: int | None = None
         self._follow(Trajectory(range(1, num_train_timesteps + 1)), None)
-
-    def __len__(self) -> int:
-        return int(self.config.num_train_timesteps)
 
     @property
     def bounds(self) -> Bounds:
         """How many variances of the steps made so far were out of bounds."""
         return self._stepper.process.bounds
-
-    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """Return the sample as it is: a variance-preserving process needs no scaling."""
-        return sample
 
     def set_timesteps(
         self,
@@ -156,18 +152,13 @@ class OptimalCovarianceScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[m
         if t not in self._next_time:
             raise ValueError(f"timestep {t - 1} is not one of this run's; call set_timesteps, then step at them")
         made = self._stepper.step(
-            *(model_output, sample, t, self._next_time[t], self._first_time),
-            *(generator, variance_noise, prev_sample),
+            *(model_output, sample, t, self._next_time[t], self._first_time), *(generator, variance_noise, prev_sample)
         )
         return made if return_dict else (made.prev_sample, made.pred_original_sample, made.pred_original_variance)
 
-    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
-        return self._stepper.process.forward.diffuse(original_samples, _times(timesteps), noise)
-
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """The target of v-prediction, sqrt(alpha_bar) noise - sqrt(beta_bar) x_0."""
-        t = _times(timesteps)
+        t = our_times(timesteps)
         signal, spread = self.schedule.alpha_bar(t).sqrt(), self.schedule.beta_bar(t).sqrt()
         return per_sample(signal, sample) * noise - per_sample(spread, sample) * sample
 
@@ -213,6 +204,37 @@ def _check_trajectories(stored: Mapping[str, Sequence[int]], schedule: Schedule)
     return trajectories
 
 
-def _times(timesteps: Tensor) -> Tensor:
-    """Our times, (), or (B,)."""
-    return (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1
+def _refuse_other_processes(config: Mapping[str, Any]) -> None:
+    """Refuse the config of a scheduler whose noise is not that of a variance-preserving process with betas."""
+    name = str(config.get("_class_name") or "this configuration")[:80]
+    has_betas = any(key in config for key in ("beta_start", "beta_schedule", "trained_betas"))
+    predicts = str(config.get("prediction_type", ""))
+    if (
+        "FlowMa" in name
+        or config.get("use_flow_sigmas")
+        or "flow" in predicts
+        or (SHIFTS & {*config} and not has_betas)
+    ):
+        raise ValueError(
+            f"{name} is one of flow matching, whose noise has no betas and whose network predicts no noise; give the "
+            f"config of a scheduler such as DDPMScheduler"
+        )
+    if SIGMAS & {*config} and not has_betas:
+        raise ValueError(f"{name} has no betas but sigmas; give the config of a scheduler such as DDPMScheduler")
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Refuse settings that have no meaning here."""
+    kind, trained = config["beta_schedule"], config["trained_betas"]
+    if trained is None and kind not in BETA_SCHEDULES:
+        raise ValueError(
+            f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
+        )
+    steps = config["num_train_timesteps"]
+    if trained is not None and len(trained) != steps:
+        raise ValueError(f"there are {len(trained)} trained_betas, but num_train_timesteps = {steps}")
+    if config["thresholding"]:
+        raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
+    for name, choices in {"prediction_type": PARAMETERISATIONS, "last_step": LAST_STEPS}.items():
+        if config[name] not in choices:
+            raise ValueError(f"{name} = {config[name]!r} is not one of {', '.join(choices)}")

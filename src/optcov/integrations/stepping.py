@@ -13,7 +13,7 @@ from torch import Tensor
 
 from optcov.covariances import find_covariance
 from optcov.forward import ForwardProcess
-from optcov.gaussian import Gaussian
+from optcov.gaussian import LOG_2_PI, Gaussian
 from optcov.identity import digest_tensors
 from optcov.integrations import mailbox
 from optcov.prediction import Prediction
@@ -31,6 +31,31 @@ class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
     pred_original_sample: Tensor  # mean of x_0 given x_t, in the data range if clip_mean, (B, C, H, W)
     pred_original_variance: Tensor | None = None  # variance of x_0 given x_t, (B, C, H, W); None for "range"
     log_prob: Tensor | None = None  # log-density of prev_sample in nats, (B,); None where nothing is drawn
+
+
+class DiscreteTimes:
+    """What schedulers of discrete times share: diffusers counts them 0..N-1, its t is our t - 1."""
+
+    order = 1
+    init_noise_sigma = 1.0
+    schedule: Schedule
+    config: Any
+
+    def __len__(self) -> int:
+        return int(self.config.num_train_timesteps)
+
+    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
+        """Return the sample as it is: a variance-preserving process needs no scaling."""
+        return sample
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
+        return ForwardProcess(self.schedule).diffuse(original_samples, our_times(timesteps), noise)
+
+
+def our_times(timesteps: Tensor) -> Tensor:
+    """Our times for diffusers', (), or (B,)."""
+    return (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1
 
 
 @final
@@ -151,7 +176,6 @@ def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
     return torch.where(found.isnan(), torch.inf, found)
 
 
-LOG_2_PI = 1.8378770664093453
 _CHANNEL_REMEDY = (
     "wrap it with its head: optcov.integrations.diffusers.attach(pipeline, bundle, method), or UNetWithHead.wrap"
 )

@@ -46,7 +46,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         name = unet.get("_class_name")
         if name not in UNETS:
             raise ValueError(f"cannot build a U-Net of class {str(name)[:80]!r}; it must be one of {', '.join(UNETS)}")
-        self.backbone = Backbone.unet(UNETS[name].from_config(dict(unet)))
+        self.backbone = Backbone.of(UNETS[name].from_config(dict(unet)))
         self.moment_head = None if head is None else build_head(head)
         # not a buffer: a model moved to half precision would round the times with the weights
         self._time_arguments = None if time_arguments is None else torch.tensor(time_arguments, dtype=torch.float32)
@@ -71,7 +71,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             None if log_snrs is None else [float(level) for level in log_snrs],
             prediction_type,
         )
-        wrapped.backbone, wrapped.moment_head = Backbone.unet(unet), head
+        wrapped.backbone, wrapped.moment_head = Backbone.of(unet), head
         return wrapped.eval()  # type: ignore[no-any-return]
 
     def forward(

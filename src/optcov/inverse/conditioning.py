@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian import CovarianceShape, Full, Gaussian, sum_pixels
+from optcov.gaussian import CovarianceShape, Full, Gaussian, per_sample, sum_pixels
 from optcov.gaussian.shapes import Elementwise
 from optcov.inverse.operators import Map, Operator
 
@@ -120,13 +120,9 @@ def conjugate_gradients(apply: Map, right: Tensor, precondition: Map, solver: So
         curvature = sum_pixels(direction * product)
         active = active & (curvature > 0)  # a direction without curvature is in the null space: nothing to gain
         length = torch.where(active, power / curvature.clamp(min=tiny), 0.0)
-        x, residual = x + _rows(length, x) * direction, residual - _rows(length, x) * product
+        x, residual = x + per_sample(length, x) * direction, residual - per_sample(length, x) * product
         active = active & (sum_pixels(residual.square()) > goal)
         scaled = precondition(residual)
         power, before = sum_pixels(residual * scaled), power
-        direction = scaled + _rows(power / before.clamp(min=tiny), x) * direction
+        direction = scaled + per_sample(power / before.clamp(min=tiny), x) * direction
     return x, sum_pixels(residual.square()) <= goal
-
-
-def _rows(coefficient: Tensor, like: Tensor) -> Tensor:
-    return coefficient.reshape(-1, *[1] * (like.ndim - 1))

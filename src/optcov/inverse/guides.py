@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -129,7 +129,7 @@ class ByPosterior(Guide):
             at = x_t.detach().requires_grad_()
             prediction = self.process.predict(at, t, **condition)
             clean = prediction.clean
-        posterior = self.process.posterior_from(_detached(prediction))
+        posterior = self.process.posterior_from(prediction.without_graph())
         mean, covariance = posterior.mean, posterior.covariance
         system = self._system(covariance, mean)
         residual = y - self.operator.apply(mean)
@@ -222,13 +222,6 @@ class DiffPIR(Guide):
         mixed = (1 - self.KEPT_NOISE) ** 0.5 * implied + self.KEPT_NOISE**0.5 * draws.bridge()
         x_s: Tensor = signal_s * x_0 + spread_s * mixed
         return x_s
-
-
-def _detached(prediction: Prediction) -> Prediction:
-    """The same without gradient, heads and all."""
-    heads = {name: head.detach() for name, head in prediction.heads.items()}
-    units, excesses = prediction.units, prediction.excesses
-    return replace(prediction.detach(), x_t=prediction.x_t.detach()).with_heads(heads, units, excesses)
 
 
 def _length(z: Tensor, residual: Tensor, product: Tensor) -> Tensor:

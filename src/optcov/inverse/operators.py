@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian import sum_pixels
+from optcov.gaussian import per_sample, sum_pixels
 from optcov.schedule import is_whole
 
 Map = Callable[[Tensor], Tensor]
@@ -201,13 +201,6 @@ class Linear(Operator):
         y = torch.randn(seen.shape, generator=generator)
         self._check(x, y)
 
-    @staticmethod
-    def of_matrix(matrix: Tensor) -> Linear:
-        """The map of vectors (B, d) by a matrix (m, d)."""
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            raise ValueError("a matrix is a tensor of shape (m, d)")
-        return Linear(lambda x: x @ matrix.to(x).mT, lambda y: y @ matrix.to(y), (matrix.shape[1],), "matrix")
-
     def apply(self, x: Tensor) -> Tensor:
         return self._apply(x)
 
@@ -282,10 +275,10 @@ def distance_to_range(operator: Operator, y: Tensor, iterations: int = 200) -> T
     for _ in range(iterations):
         seen = operator.apply(direction)
         length = power / sum_pixels(seen.square()).clamp(min=1e-300)
-        x, left = x + _row(length, x) * direction, left - _row(length, left) * seen
+        x, left = x + per_sample(length, x) * direction, left - per_sample(length, left) * seen
         gradient = operator.adjoint(left)
         power, before = sum_pixels(gradient.square()), power
-        direction = gradient + _row(power / before.clamp(min=1e-300), x) * direction
+        direction = gradient + per_sample(power / before.clamp(min=1e-300), x) * direction
         if bool((_relative(left, y) < RANGE_TOLERANCE / 10).all()):
             break
     return _relative(left, y)
@@ -311,7 +304,3 @@ def check_image(shape: Sequence[int]) -> tuple[int, ...]:
 def _relative(part: Tensor, whole: Tensor) -> Tensor:
     sizes = sum_pixels(part.double().square()) / sum_pixels(whole.double().square()).clamp(min=1e-300)
     return sizes.sqrt().cpu()
-
-
-def _row(coefficient: Tensor, like: Tensor) -> Tensor:
-    return coefficient.reshape(-1, *[1] * (like.ndim - 1))

@@ -21,7 +21,7 @@ from optcov.noise import NoiseSource
 from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess
-from optcov.schedule import check_number, is_whole
+from optcov.schedule import check_number, check_whole
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
 
@@ -72,15 +72,14 @@ def restore(
     noise_std = _check_noise(noise_std)
     batch, single = _check_measurement(measurement, operator, noise_std)
     for name, value in (("samples", samples), ("steps", steps), ("batch_size", batch_size)):
-        if not is_whole(value) or value < 1:
-            raise ValueError(f"{name} = {value!r} is not a positive whole number")
+        check_whole(name, value, 1)
     if samples > MOST or len(batch) > MOST:
         raise ValueError(f"{samples} samples of {len(batch)} measurements are too many; at most {MOST} of each")
     condition = check_condition(condition, len(batch))
     guide, title = make_guide(prior, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
     times = _times(trajectory, guide.process, steps)
     if isinstance(prior, Bundle):
-        batch = batch.to(next(prior.unet.parameters()).device)
+        batch = batch.to(prior.device)
     pairs = [(b, j) for b in range(len(batch)) for j in range(samples)]
     chunks = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
     drawn: list[Tensor] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -42,17 +40,6 @@ def crps(samples: Tensor, truth: Tensor) -> Tensor:
     weights = 2 * torch.arange(count, dtype=torch.float64) - (count - 1)  # of the sorted samples in sum |X_i - X_j|
     spread = (order * weights.reshape(1, -1, *[1] * (samples.ndim - 2))).sum(1) / (count * (count - 1))
     return (samples.double() - truth.double().unsqueeze(1)).abs().mean(1) - spread
-
-
-def wasserstein(first: Tensor, second: Tensor) -> float:
-    """The 2-Wasserstein distance of two sets of points (n, d) of equal size, exactly, by the best assignment."""
-    from scipy.optimize import linear_sum_assignment
-
-    if first.shape != second.shape or first.ndim != 2:
-        raise ValueError(f"pass two sets of equally many points (n, d), not {first.shape} and {second.shape}")
-    cost = torch.cdist(first.double(), second.double()).square().numpy()
-    rows, columns = linear_sum_assignment(cost)
-    return math.sqrt(float(cost[rows, columns].mean()))
 
 
 def _check(found: Tensor, truth: Tensor) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from optcov.covariances import Bounds, Covariance
 from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, mean_square
-from optcov.likelihood.cells import Cells, Deposit, RangeCells, VarianceCells
+from optcov.likelihood.cells import Cells, Deposit, NodeSums, RangeCells, VarianceCells
 from optcov.likelihood.costs import CostTable, TimeGrid
-from optcov.likelihood.nodes import NodeSums
 from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.profile import Nodes
 from optcov.likelihood.terms import Observation, fixed_last_variance, floored, last_step_cost

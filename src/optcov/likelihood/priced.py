@@ -3,7 +3,7 @@
 one number per time      nothing per pixel: their costs follow from the sum of errors
 diagonal                 the second moment v of each pixel
 learned range            the share u of each pixel
-correlated               nothing per pixel: their costs are computed image by image, at some nodes (see `nodes`)
+correlated               nothing per pixel: their costs are computed image by image, at some nodes (see `cells`)
 """
 
 from __future__ import annotations

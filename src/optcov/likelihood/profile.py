@@ -71,7 +71,7 @@ class Nodes:
     def interpolate(self, values: Tensor, log_ratio: Tensor) -> Tensor:
         """Values at log_ratio (S,), (..., S), from those at the nodes (..., n), by the barycentric formula."""
         if self.exact:
-            return values[..., _positions(self.log_ratio, log_ratio)]
+            return values[..., (self.log_ratio[None, :] == log_ratio[:, None]).double().argmax(1)]
         weights = torch.ones_like(self.log_ratio)
         weights[1::2] = -1
         weights[[0, -1]] /= 2
@@ -127,7 +127,3 @@ def log_excess(q: Tensor) -> Tensor:
     """log(1 + q) - q / (1 + q) for q >= 0, without cancellation at small q."""
     small = q.square() * (1 / 2 - q * (2 / 3 - q * (3 / 4 - q * (4 / 5 - q * 5 / 6))))
     return torch.where(q < 2e-3, small, torch.log1p(q) - q / (1 + q))
-
-
-def _positions(nodes: Tensor, wanted: Tensor) -> Tensor:
-    return (nodes[None, :] == wanted[:, None]).double().argmax(1)

@@ -107,7 +107,6 @@ class _Inception:
         self._network = read_network(path, INCEPTION_SHA256, "fetch inception-2015-12-05.pt again")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Features (B, 2048)."""
         features: Tensor = self._network(_colour(images), return_features=True)
         return features
 
@@ -119,7 +118,6 @@ class _PackagedInception:
         self._features = InceptionFeatures(convention)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Features (B, 2048)."""
         return self._features(_colour(images))
 
 

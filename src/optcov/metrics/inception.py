@@ -53,15 +53,12 @@ def like_tensorflow(pixels: Tensor, size: int = SIZE) -> Tensor:
     return pixels
 
 
-def _original(pixels: Tensor) -> Tensor:
-    return (like_tensorflow(pixels) - 128) / 128
-
-
-def _pytorch_fid(pixels: Tensor) -> Tensor:
-    return functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", align_corners=False) / 127.5 - 1
-
-
-CONVENTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"tensorflow": _original, "pytorch-fid": _pytorch_fid}
+CONVENTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "tensorflow": lambda pixels: (like_tensorflow(pixels) - 128) / 128,
+    "pytorch-fid": lambda pixels: (
+        functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", align_corners=False) / 127.5 - 1
+    ),
+}
 
 
 @final
@@ -76,10 +73,8 @@ class InceptionFeatures:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features (B, 2048), float32."""
-        return torch.cat([self.network(self._prepared(part)) for part in torch.split(images, BATCH)])
-
-    def _prepared(self, images: Tensor) -> Tensor:
-        return CONVENTIONS[self.convention](images.to(this_process().device).float())
+        prepare, device = CONVENTIONS[self.convention], this_process().device
+        return torch.cat([self.network(prepare(part.to(device).float())) for part in torch.split(images, BATCH)])
 
     def network(self, x: Tensor) -> Tensor:
         """Features of what a convention gives, (B, 3, 299, 299)."""

@@ -90,12 +90,6 @@ class Backbone(nn.Module):
         """Wrap a diffusers model, or any module with the name of its output layer; see `optcov.networks.taps`."""
         return Backbone(module, tap_of(module, layer))
 
-    @staticmethod
-    def unet(module: nn.Module) -> Backbone:
-        """Wrap a diffusers UNet2DModel: features before `conv_norm_out`, time embedding from `time_embedding`."""
-        activation = "conv_act" if hasattr(module, "conv_act") else None
-        return Backbone(module, tap="conv_norm_out", time_embedding="time_embedding", activation=activation)
-
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> BackboneOutput:
         """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
         if condition:
@@ -108,7 +102,8 @@ class Backbone(nn.Module):
         weight, given = next(self.module.parameters(), x), x.dtype
         if x.dtype != weight.dtype and weight.is_floating_point():
             x = x.to(weight.dtype)  # data of another precision is what the network was trained on, too
-            condition = {name: _in_precision(value, weight.dtype) for name, value in condition.items()}
+            floats = {name: value.to(weight.dtype) for name, value in condition.items() if value.is_floating_point()}
+            condition = {**condition, **floats}  # labels stay what they are
         seen = self.watched(partial(call, self.module, x, time, condition), x)
         return _lifted(seen) if given != x.dtype == torch.float64 else seen  # heads are of the data's precision
 
@@ -181,11 +176,6 @@ class Backbone(nn.Module):
         return Activation(norm, seen["normalised"], seen["activation"])
 
 
-def _in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A condition in the precision of the weights; labels stay what they are."""
-    return value.to(dtype) if value.is_floating_point() else value
-
-
 def _lifted(known: BackboneOutput) -> BackboneOutput:
     """What a backbone in another precision gives, as float32, in which heads and variances are computed."""
     time = None if known.time_embedding is None else known.time_embedding.float()
@@ -197,11 +187,8 @@ def fingerprint(module: nn.Module) -> str:
 
     Weights stored in half precision and read back as float32 keep it, since that is exact.
     """
-    return digest_tensors(_as_float32(module.state_dict()))
-
-
-def _as_float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}
+    weights = module.state_dict().items()
+    return digest_tensors({name: w.float() if w.is_floating_point() else w for name, w in weights})
 
 
 def _submodule(module: nn.Module, name: str) -> nn.Module:

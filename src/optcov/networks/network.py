@@ -17,6 +17,7 @@ from optcov.identity import condition_identity, digest, known_by
 from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
 from optcov.networks.heads import Head, head_config
 from optcov.networks.times import TimeArgument, TimeMatch
+from optcov.networks.unet_config import same_setting
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule, Time
 
@@ -60,26 +61,30 @@ class HeadedNetwork(nn.Module):
         """What stands for no condition, each (1, ...): what the backbone is told where a call has no condition."""
         return {name: self.get_buffer(f"empty_{name}") for name in self._empty}
 
+    def with_heads(self, heads: Mapping[str, Head]) -> HeadedNetwork:
+        """Use the same weights with these heads, and no others."""
+        return self._sharing(heads=nn.ModuleDict(dict(heads)))
+
+    def with_only_heads(self, *names: str) -> HeadedNetwork:
+        """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
+        return self.with_heads({name: self.heads[name] for name in names if name in self.heads})  # type: ignore[misc]
+
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> HeadedNetwork:
         """Use the same weights, with this in the place of no condition."""
-        other = self._sharing(self.heads, empty_condition)
-        other.schedule, other._match = self.schedule, self._match
-        return other
+        return self._sharing(empty_condition=empty_condition)
 
     def with_schedule(self, schedule: Schedule) -> HeadedNetwork:
         """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
-        other = self._sharing(self.heads)
+        other = self._sharing()
         other.schedule, other._match = schedule, TimeMatch(schedule, self.native_schedule)
         return other
 
     def on_its_own_schedule(self) -> HeadedNetwork:
         """Use the same weights at times of the schedule they were trained on."""
-        return self if self._match is None else self._sharing(self.heads)
-
-    def with_only_heads(self, *names: str) -> HeadedNetwork:
-        """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
-        other = self._sharing(nn.ModuleDict({name: self.heads[name] for name in names if name in self.heads}))
-        other.schedule, other._match = self.schedule, self._match
+        if self._match is None:
+            return self
+        other = self._sharing()
+        other.schedule, other._match = self.native_schedule, None
         return other
 
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
@@ -104,18 +109,15 @@ class HeadedNetwork(nn.Module):
             **({"empty condition": condition_identity(self.empty_condition)} if self._empty else {}),
         }
 
-    def _sharing(self, heads: nn.ModuleDict, empty_condition: Mapping[str, Tensor] | None = None) -> HeadedNetwork:
-        """The same backbone with these heads, at times of its own schedule."""
-        other = HeadedNetwork(
-            self.backbone,
-            self.native_schedule,
-            None,
-            self.time_argument,
-            self.parameterisation,
-            self.learned_range,
-            self.empty_condition if empty_condition is None else empty_condition,
-        )
-        other.heads = heads
+    def _sharing(
+        self, heads: nn.ModuleDict | None = None, empty_condition: Mapping[str, Tensor] | None = None
+    ) -> HeadedNetwork:
+        """The same with other heads, or another empty condition."""
+        empty = self.empty_condition if empty_condition is None else empty_condition
+        settings = (self.time_argument, self.parameterisation, self.learned_range, empty)
+        other = HeadedNetwork(self.backbone, self.native_schedule, None, *settings)
+        other.heads = self.heads if heads is None else heads
+        other.schedule, other._match = self.schedule, self._match
         return other.train(self.training)
 
     def forward(self, x_t: Tensor, t: Time, **condition: Tensor) -> Prediction:
@@ -135,11 +137,14 @@ class HeadedNetwork(nn.Module):
         if self._empty:
             condition = self._told(condition, len(x_t))
         output: BackboneOutput = self.backbone(x_t, argument, **condition)
-        channels = x_t.shape[1] * (2 if self.learned_range else 1)
-        if output.output.shape[1] != channels:
+        images, found = x_t.shape[1], output.output.shape[1]
+        if found != images * (1 + self.learned_range):
+            remedy = "of a network of Improved DDPM return the first half, or pass learned_range=True to HeadedNetwork"
+            if found != 2 * images:
+                remedy = "use images with as many channels as the network was trained on"
             raise ValueError(
-                f"the backbone returned {output.output.shape[1]} channels for images with {x_t.shape[1]}, expected "
-                f"{channels}; {_channel_remedy(output.output.shape[1], x_t.shape[1])}"
+                f"the backbone returned {found} channels for images with {images}, expected "
+                f"{images * (1 + self.learned_range)}; {remedy}"
             )
         if output.output.shape[2:] != x_t.shape[2:]:
             raise ValueError(
@@ -195,14 +200,4 @@ def _settings(module: nn.Module) -> Any:
         return repr(module)
     usual = {name: entry.default for name, entry in inspect.signature(type(module).__init__).parameters.items()}
     chosen = {name: value for name, value in config.items() if not name.startswith("_")}
-    return [type(module).__name__, {name: v for name, v in chosen.items() if _differs(v, usual.get(name))}]
-
-
-def _differs(value: Any, usual: Any) -> bool:
-    return (list(value) if isinstance(value, tuple) else value) != (list(usual) if isinstance(usual, tuple) else usual)
-
-
-def _channel_remedy(returned: int, images: int) -> str:
-    if returned == 2 * images:
-        return "of a network of Improved DDPM return the first half, or pass learned_range=True to HeadedNetwork"
-    return "use images with as many channels as the network was trained on"
+    return [type(module).__name__, {name: v for name, v in chosen.items() if not same_setting(v, usual.get(name))}]

@@ -75,9 +75,9 @@ class Tap:
                 f"linear layer need tokens (B, L, F) of images (B, C, H, W), or vectors"
             )
         height, width = x.shape[2:]
-        side = self.patch or _side(height, width, seen.shape[1])
-        if side is None or (height // side) * (width // side) != seen.shape[1] or height % side or width % side:
-            patches = "square patches" if side is None else f"patches of {side}x{side}"
+        side = self.patch or math.isqrt(height * width // seen.shape[1])  # 0: there are more tokens than pixels
+        if not side or (height // side) * (width // side) != seen.shape[1] or height % side or width % side:
+            patches = "square patches" if not side else f"patches of {side}x{side}"
             raise ValueError(
                 f"the layer {self.layer!r} sees {seen.shape[1]} tokens, but {patches} do not cut images of "
                 f"{height}x{width} into as many; name a layer that sees the tokens of the image alone"
@@ -167,12 +167,6 @@ def _of_layer(module: nn.Module, name: str) -> Tap:
 def _patch(module: nn.Module) -> int:
     config: Any = getattr(module, "config", None)
     return int(config.patch_size)
-
-
-def _side(height: int, width: int, tokens: int) -> int | None:
-    """Side of the square patches that cut an image into so many tokens; None if there is none."""
-    side = math.isqrt(height * width // tokens)
-    return side if side else None
 
 
 def _candidates(module: nn.Module) -> str:

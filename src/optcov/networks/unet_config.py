@@ -91,6 +91,12 @@ def brief(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+def same_setting(*values: Any) -> bool:
+    """Whether two settings are equal; a config that was read back has lists for tuples."""
+    first, second = (list(value) if isinstance(value, tuple) else value for value in values)
+    return bool(first == second)
+
+
 def _known(unet_class: Any) -> dict[str, tuple[Any, ...]]:
     """Types by the name of a setting, as the constructor declares them."""
     constructor = inspect.unwrap(unet_class.__init__)

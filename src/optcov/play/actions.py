@@ -38,7 +38,7 @@ from optcov.play.inputs import (
     number,
     whole,
 )
-from optcov.sampling import Step
+from optcov.reverse import Step
 
 SHOWN = 10  # points of a path at most
 LEAST_NOISE, MOST_NOISE = 1, 99  # percent
@@ -101,7 +101,6 @@ def denoising_path(
     assert process is not None
     assert path is not None
     shown = {round(k * (len(path) - 1) / (min(SHOWN, len(path)) - 1)) for k in range(min(SHOWN, len(path)))}
-    device = _device(bundle)
     points: list[tuple[float, Tensor, Tensor]] = []
     seen = 0
 
@@ -109,7 +108,7 @@ def denoising_path(
         nonlocal seen
         if seen in shown:
             with torch.no_grad():
-                clean = process.predict(step.x_t, step.t, **sampler.condition_of([0], device)).clean
+                clean = process.predict(step.x_t, step.t, **sampler.condition_of([0], bundle.device)).clean
             points.append((step.t, step.x_t[0].cpu(), process.bounds.clip(clean)[0].cpu()))
         seen += 1
 
@@ -124,11 +123,11 @@ def uncertainty(
     name = choice("covariance", covariance, covariances(bundle))
     share = number("the share of noise", percent, LEAST_NOISE, MOST_NOISE) / 100
     start = whole("seed", seed, 0, MAX_SEED)
-    told = {key: value.to(_device(bundle)) for key, value in condition(bundle, label).items()}
+    told = {key: value.to(bundle.device) for key, value in condition(bundle, label).items()}
     pixels = drawn_pixels(drawing, bundle.image_shape)
     t = _time_of(bundle, share)
     noise = batch_noise(start, [0], 0, bundle.image_shape)
-    x_t = ForwardProcess(bundle.schedule).diffuse(from_8bit(pixels).unsqueeze(0), t, noise).to(_device(bundle))
+    x_t = ForwardProcess(bundle.schedule).diffuse(from_8bit(pixels).unsqueeze(0), t, noise).to(bundle.device)
     known = bundle.posterior(x_t, t, name, **told)
     deviation = known.variance.expand_as(known.mean).sqrt()[0].mean(0).cpu()
     noisy = x_t[0].cpu() / float(bundle.schedule.unit_data_std(t))
@@ -204,10 +203,6 @@ def _sampler(bundle: Bundle, method: str, steps: Any, seed: Any, label: Any, gui
     weight = number("guidance", guidance, 0, MAX_GUIDANCE) if told and bundle.empty_condition else 1.0
     length, start = whole("steps", steps, MIN_STEPS, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)
     return Sampler(bundle, method, length, start, condition=told or None, guidance=weight)
-
-
-def _device(bundle: Bundle) -> torch.device:
-    return next(bundle.unet.parameters()).device
 
 
 def _time_of(bundle: Bundle, share: float) -> float:

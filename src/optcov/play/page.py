@@ -265,10 +265,5 @@ def _one_at_a_time(
     event: Callable[..., Any], action: Callable[..., Any], inputs: list[Any], outputs: list[Any]
 ) -> None:
     event(
-        in_one_sentence(action),
-        inputs,
-        outputs,
-        concurrency_id="work",
-        concurrency_limit=1,
-        api_visibility="private",
+        in_one_sentence(action), inputs, outputs, concurrency_id="work", concurrency_limit=1, api_visibility="private"
     )

@@ -8,7 +8,7 @@ A schedule answers what depends on its kind, so that nobody asks of what kind it
 subclass with four methods.
 """
 
-from optcov.schedule.base import Schedule, Time, check_number, check_schedule, is_whole, remembered
+from optcov.schedule.base import Schedule, Time, check_number, check_schedule, check_whole, is_whole, remembered
 from optcov.schedule.discrete import DiscreteSchedule
 from optcov.schedule.real_times import EDMSchedule, FlowSchedule, VESchedule, VPSchedule
 
@@ -22,6 +22,7 @@ __all__ = [
     "VPSchedule",
     "check_number",
     "check_schedule",
+    "check_whole",
     "is_whole",
     "remembered",
 ]

@@ -314,6 +314,14 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value) and float(value).is_integer()
 
 
+def check_whole(name: str, value: Any, least: int | None = None, error: type[ValueError] = ValueError) -> int:
+    """Return a whole number as an int, or raise an error that names the argument."""
+    if is_whole(value) and (least is None or value >= least):
+        return int(value)
+    kind = "positive whole number" if least == 1 else f"whole number of at least {least}"
+    raise error(f"{name} = {value!r} is not a {'whole number; pass one such as 0' if least is None else kind}")
+
+
 def check_signal_left(log_alpha_bar: float, what: str) -> None:
     """Refuse a schedule at whose end x_0 could not be recovered in float32: it divides by sqrt(alpha_bar)."""
     if log_alpha_bar < math.log(1e-36):

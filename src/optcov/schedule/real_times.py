@@ -57,10 +57,7 @@ class VESchedule(Schedule):
     preserves_variance = False
 
     def __init__(self, sigma_min: float = 0.01, sigma_max: float = 50.0):
-        sigma_min, sigma_max = check_number("sigma_min", sigma_min), check_number("sigma_max", sigma_max)
-        if not 0 < sigma_min < sigma_max < math.inf:
-            raise ValueError(f"need 0 < sigma_min < sigma_max, got sigma_min={sigma_min}, sigma_max={sigma_max}")
-        self.sigma_min, self.sigma_max = sigma_min, sigma_max
+        self.sigma_min, self.sigma_max = _sigmas(sigma_min, sigma_max)
 
     def log_alpha_bar(self, t: Time) -> Tensor:
         return torch.zeros_like(self.check_times(t))
@@ -86,10 +83,7 @@ class EDMSchedule(Schedule):
     argument_scale = 1.0
 
     def __init__(self, sigma_min: float = 0.002, sigma_max: float = 80.0):
-        sigma_min, sigma_max = check_number("sigma_min", sigma_min), check_number("sigma_max", sigma_max)
-        if not 0 < sigma_min < sigma_max < math.inf:
-            raise ValueError(f"need 0 < sigma_min < sigma_max, got sigma_min={sigma_min}, sigma_max={sigma_max}")
-        self.first_time, self.final_time = sigma_min, sigma_max
+        self.first_time, self.final_time = _sigmas(sigma_min, sigma_max)
         self.small_step = self.final_time / self.grid_size
 
     def log_alpha_bar(self, t: Time) -> Tensor:
@@ -128,3 +122,10 @@ class FlowSchedule(Schedule):
 
     def settings(self) -> dict[str, Any]:
         return {}
+
+
+def _sigmas(sigma_min: float, sigma_max: float) -> tuple[float, float]:
+    low, high = check_number("sigma_min", sigma_min), check_number("sigma_max", sigma_max)
+    if not 0 < low < high < math.inf:
+        raise ValueError(f"need 0 < sigma_min < sigma_max, got sigma_min={low}, sigma_max={high}")
+    return low, high

@@ -7,19 +7,16 @@ times, peers a discrete one.
 
 from optcov.solvers.gotta_go_fast import gotta_go_fast
 from optcov.solvers.matching import DataMoments, match_noise
-from optcov.solvers.multistep import MatchedNoise, MultistepStep, matched_2m
-from optcov.solvers.ode import probability_flow, probability_flow_adaptive
+from optcov.solvers.multistep import MatchedNoise, matched_2m
 from optcov.solvers.peers import PEERS, peer
 from optcov.solvers.result import SolverResult
-from optcov.solvers.sde import ancestral_sampling, euler_maruyama
+from optcov.solvers.reverse_sde import euler_maruyama, probability_flow, probability_flow_adaptive
 
 __all__ = [
     "PEERS",
     "DataMoments",
     "MatchedNoise",
-    "MultistepStep",
     "SolverResult",
-    "ancestral_sampling",
     "euler_maruyama",
     "gotta_go_fast",
     "match_noise",

@@ -79,7 +79,8 @@ def gotta_go_fast(
         kept, kept_there = rows[accepted], there[accepted.to(x.device)]
         x[kept_there] = improved[accepted.to(x.device)]
         previous[kept_there] = euler[accepted.to(x.device)]
-        time[kept] = _after(time[kept], h[kept], end_time)
+        left = h[kept] >= time[kept] - end_time  # h was the time left: exactly end_time
+        time[kept] = torch.where(left, end_time, time[kept] - h[kept])
         h[rows] = torch.minimum(time[rows] - end_time, SAFETY * h[rows] * error.clamp(min=1e-12) ** -EXPONENT)
         _require_progress(h, time, end_time)
     return dynamics.ended(x, end_time, evaluations, denoise)
@@ -92,11 +93,6 @@ def _trial(dynamics: ReverseDynamics, x: Tensor, t: Tensor, h: Tensor, z: Tensor
     s = t - h
     second = x + size * dynamics.sde_slope(euler, s) + per_sample(dynamics.diffusion(s), x) * kick
     return euler, (euler + second) / 2
-
-
-def _after(t: Tensor, h: Tensor, end_time: float) -> Tensor:
-    """t - h, and exactly end_time where h was the time left."""
-    return torch.where(h >= t - end_time, end_time, t - h)
 
 
 def _check_tolerances(relative: float, absolute: float, first_step: float) -> None:

@@ -30,6 +30,7 @@ from optcov.gaussian import Gaussian, weighted_sum
 from optcov.gaussian.basis import Basis
 from optcov.gaussian.correlated import Spectral
 from optcov.prediction import Network, Prediction, check_condition
+from optcov.reverse import Step
 from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, noise_source
 from optcov.trajectory import Trajectory
@@ -91,22 +92,6 @@ class MatchedNoise:
         return Gaussian(mean + self.shift[place].to(mean), Spectral(power[None]))
 
 
-@final
-@dataclass(frozen=True)
-class MultistepStep:
-    """One step, as a callback sees it."""
-
-    t: float
-    s: float
-    x_t: Tensor  # (B, *D)
-    gaussian: Gaussian  # over x_s, given the history
-    x_s: Tensor  # (B, *D)
-
-    def log_prob(self) -> Tensor:
-        """Log-density of x_s given the history, in nats, (B,); the last step has none: it shows its mean."""
-        return self.gaussian.log_prob(self.x_s)
-
-
 def mean_of_step(forward: ForwardProcess, current: Prediction, s: float, previous: Prediction | None) -> Tensor:
     """gamma D + kappa x_t, (B, *D)."""
     t = float(current.t)
@@ -134,7 +119,7 @@ def matched_2m(
     indices: Sequence[int] | None = None,
     data_range: tuple[float, float] | None = None,
     condition: Mapping[str, Tensor] | None = None,
-    callback: Callable[[MultistepStep], None] | None = None,
+    callback: Callable[[Step], None] | None = None,
 ) -> SolverResult:
     """Sample from start (B, *D), noise at the last time of the trajectory; x0_hat is clipped at the end alone.
 
@@ -156,7 +141,7 @@ def matched_2m(
             x_s = gaussian.sample(source.draw(number, t, s))
         watch.note_bad(current.bad_samples() | not_finite(x_s), t)
         if callback is not None:
-            callback(MultistepStep(t, s, x, gaussian, x_s))
+            callback(Step(t, s, x, gaussian, x_s))
         x = x_s
     watch.require_finite()
     return SolverResult(x, torch.full((len(x),), len(noise.trajectory)))

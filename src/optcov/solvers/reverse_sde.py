@@ -1,4 +1,4 @@
-"""The reverse VP SDE, and the probability flow of any schedule with real times (Song et al. 2020).
+"""Solvers of the reverse VP SDE, and of the probability flow of any schedule with real times (Song et al. 2020).
 
 Going down by dt > 0, with x_t = a x_0 + b eps and, for the SDE, score = -eps_hat / b:
 
@@ -8,7 +8,7 @@ Going down by dt > 0, with x_t = a x_0 + b eps and, for the SDE, score = -eps_ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from optcov.forward import ForwardProcess
 from optcov.gaussian import per_sample
-from optcov.noise import NoiseSource
+from optcov.noise import NoiseSource, StepNoise
 from optcov.prediction import Network, Prediction, check_condition, take
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time
-from optcov.solvers.result import SolverResult
-from optcov.watch import FiniteWatch
+from optcov.solvers.result import SolverResult, check_start, noise_source
+from optcov.watch import FiniteWatch, bad_value_message, not_finite
 
 CONVENTIONS = ("exact", "score_sde")
 
@@ -144,3 +144,110 @@ def check_end_time(end_time: float | None, schedule: Schedule) -> float:
             f"end_time = {end_time} is outside (0, {schedule.final_time:g}); score_sde stops at {schedule.small_step:g}"
         )
     return end_time
+
+
+@torch.no_grad()
+def euler_maruyama(
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    steps: int,
+    noise: StepNoise | None = None,
+    seed: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    end_time: float | None = None,
+    denoise: bool = True,
+    data_range: tuple[float, float] | None = None,
+    convention: str = "exact",
+    condition: Mapping[str, Tensor] | None = None,
+) -> SolverResult:
+    """Solve the reverse SDE by x + h drift + sqrt(beta h) z from start = x_1 (B, *D), in `steps` evaluations.
+
+    noise: callable (t, s) -> (B, *D) instead of that of (seed, image, step). indices: the number of each
+    image. end_time: where to stop, by default a small step of the schedule above 0. denoise: spend the last
+    evaluation on the posterior mean there. convention: "exact", or
+    "score_sde" for the steps of the paper's table (see `Grid`).
+
+    >>> from optcov import Schedule, oracle
+    >>> schedule = Schedule.vp_sde()
+    >>> data = oracle.GaussianMixture([1.0], [[0.0]], [0.25])
+    >>> result = euler_maruyama(data.network(schedule), schedule, torch.zeros(2, 1), steps=10)
+    >>> result.x_0.shape, result.evaluations.tolist()
+    (torch.Size([2, 1]), [10, 10])
+    """
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
+    grid = Grid(steps, schedule.final_time, check_end_time(end_time, schedule), denoise, convention)
+    return dynamics.euler(start, grid, noise_source(start, seed, indices, noise))
+
+
+@torch.no_grad()
+def probability_flow(
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    steps: int,
+    *,
+    end_time: float | None = None,
+    denoise: bool = True,
+    data_range: tuple[float, float] | None = None,
+    convention: str = "exact",
+    condition: Mapping[str, Tensor] | None = None,
+) -> SolverResult:
+    """Solve the ODE by Euler steps from start, x at the final time (B, *D), with `steps` evaluations.
+
+    denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or "score_sde"
+    for the steps of the paper's table (see `Grid`).
+    """
+    check_start(start)
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
+    return dynamics.euler(
+        start, Grid(steps, schedule.final_time, check_end_time(end_time, schedule), denoise, convention)
+    )
+
+
+@torch.no_grad()
+def probability_flow_adaptive(
+    network: Network,
+    schedule: Schedule,
+    start: Tensor,
+    *,
+    relative_tolerance: float = 1e-5,
+    absolute_tolerance: float = 1e-5,
+    method: str = "dopri5",
+    end_time: float | None = None,
+    denoise: bool = True,
+    data_range: tuple[float, float] | None = None,
+    condition: Mapping[str, Tensor] | None = None,
+) -> SolverResult:
+    """Solve the ODE by torchdiffeq from start, x at the final time (B, *D), with steps as long as the tolerances allow.
+
+    The batch shares its step sizes, so a sample depends on its neighbours within the tolerances. method: one
+    of torchdiffeq's adaptive ones.
+    """
+    from torchdiffeq import odeint
+
+    check_start(start)
+    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
+    if not (relative_tolerance > 0 and absolute_tolerance > 0):
+        raise ValueError(
+            f"tolerances must be positive, got relative_tolerance={relative_tolerance}, "
+            f"absolute_tolerance={absolute_tolerance}; score_sde uses 1e-5 for both"
+        )
+    final_time, end_time = schedule.final_time, check_end_time(end_time, schedule)
+    times = torch.tensor([0.0, final_time - end_time], dtype=torch.float64, device=start.device)
+    evaluations = 0
+
+    def slope(elapsed: Tensor, x: Tensor) -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        # time runs down, torchdiffeq's up; its float32 may end an ulp below end_time
+        t = min(max(final_time - float(elapsed), end_time), final_time)
+        value = dynamics.ode_slope(x, t)
+        bad = not_finite(value)
+        if bool(bad.any()):  # step sizes are chosen on the host anyway
+            raise ValueError(bad_value_message(evaluations, t, bad.nonzero().flatten().tolist()))
+        return value
+
+    x: Tensor = odeint(slope, start, times, rtol=relative_tolerance, atol=absolute_tolerance, method=method)[-1]
+    return dynamics.ended(x, end_time, torch.full((len(x),), evaluations), denoise)

@@ -210,7 +210,7 @@ def _unet(size: BenchSize) -> nn.Module:
 
 
 def _headed(unet: nn.Module, modules: dict[str, Any]) -> HeadedNetwork:
-    network = HeadedNetwork(Backbone.unet(unet), Schedule.vp_sde(), modules)
+    network = HeadedNetwork(Backbone.of(unet), Schedule.vp_sde(), modules)
     return (network.with_schedule(Schedule.linear()) if modules else network).eval().requires_grad_(False)
 
 

@@ -15,7 +15,6 @@ from optcov.console import (
     check_out,
     check_seed,
     command_line,
-    counted,
     errors,
     finish,
     names,
@@ -26,6 +25,7 @@ from optcov.console import (
     resumable,
 )
 from optcov.progress import fresh, track
+from optcov.text_table import counted
 
 if TYPE_CHECKING:
     import torch

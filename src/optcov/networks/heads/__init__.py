@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optcov.networks.heads.base import Head
-from optcov.networks.heads.conv import ConvHead
-from optcov.networks.heads.dense import DenseHead
+from optcov.networks.heads.base import ConvHead, DenseHead, Head
 from optcov.networks.heads.residual import ResidualHead
 from optcov.networks.heads.timed import TimedHead
 from optcov.prediction import UNITS

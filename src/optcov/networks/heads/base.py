@@ -1,19 +1,22 @@
-"""What every head is: features to one number per pixel and channel, by a last layer that is linear."""
+"""What every head is: features to one number per pixel and channel, by a last layer that is linear. The plain ones."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from optcov.networks.activation import Activation, activated
 from optcov.networks.form import VECTORS, Form
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
+FORM = ("kernel", "patch", "order")  # settings that are those of a Form
 
 # exp() of anything beyond would only turn a far outlier into infinity; trained heads stay within (-15, 5)
 LOG_BOUNDS = (-40.0, 40.0)
@@ -23,17 +26,22 @@ class Head(nn.Module, ABC):
     """Features, and what else the head asks for -> one number per pixel and channel."""
 
     kind: str
+    form: Form
     unit: str = "noise"  # of what it estimates, see optcov.prediction
     about: str = "zero"  # "prediction": it estimates a second moment less the squared prediction
-    needs_time: bool = False
     needs_prediction: bool = False  # whether it asks for what the network predicts, in its unit
     config: dict[str, Any]  # with "kind", rebuilds the head by `build_head`
 
-    def __init__(self, transform: str):
+    def __init__(self, transform: str, settings: dict[str, Any]):
+        # settings: the arguments of the constructor by name, which `config` remembers
         super().__init__()
         if transform not in TRANSFORMS:
             raise ValueError(f"unknown output transform {transform!r} of a head; choose one of {', '.join(TRANSFORMS)}")
         self.transform = transform
+        self.form = Form(**{name: settings.pop(name) for name in FORM if name in settings})
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        self.config = {name: value for name, value in plain.items() if name not in ("self", "__class__")}
+        self.config |= self.form.config()
 
     @abstractmethod
     def inputs(
@@ -115,31 +123,79 @@ class ConvolutionalHead(Head):
 
     norm: nn.GroupNorm | None
     conv: ThinConv2d
-    form: Form = Form()
 
     @property
     def last(self) -> nn.Module:
-        """The last, linear layer."""
         return self.conv
 
     def inputs(
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
-        """What the last layer sees."""
         if self.form.order == VECTORS:
             features = features[:, :, None, None]
         return features if self.norm is None else activated(self.norm, features, activation)
 
     def to_pixels(self, channels: Tensor) -> Tensor:
-        """(B, p^2 C, h, w) -> (B, C, h p, w p)."""
         return self.form.pixels(channels)
 
     def to_channels(self, pixels: Tensor) -> Tensor:
-        """(B, C, h p, w p) -> (B, p^2 C, h, w)."""
         return self.form.channels(pixels)
 
     def _last_layer(self, in_channels: int, out_channels: int) -> ThinConv2d:
         return ThinConv2d(in_channels, out_channels * self.form.patch**2, self.form.kernel)
+
+
+@final
+class ConvHead(ConvolutionalHead):
+    """Normalisation, SiLU, 3x3 convolution: the paper's head for most data sets.
+
+    groups=None leaves normalisation and SiLU out. kernel, patch, order: see optcov.networks.form.
+    """
+
+    kind = "conv"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        groups: int | None = 32,
+        eps: float = 1e-5,
+        transform: str = "exp",
+        kernel: int = 3,
+        patch: int = 1,
+        order: str = "pqc",
+    ):
+        super().__init__(transform, locals())
+        self.norm = optional_norm(groups, in_channels, eps)
+        self.conv = self._last_layer(in_channels, out_channels)
+        self._start_at_zero()
+
+
+@final
+class DenseHead(Head):
+    """A multilayer perceptron over features without pixels, (B, F) -> (B, out_channels)."""
+
+    kind = "dense"
+
+    def __init__(self, in_channels: int, out_channels: int, hidden: tuple[int, ...] = (), transform: str = "exp"):
+        super().__init__(transform, locals())
+        widths = [in_channels, *hidden]
+        self.norm = nn.LayerNorm(in_channels)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.linear = nn.Linear(widths[-1], out_channels)
+        self._start_at_zero()
+
+    @property
+    def last(self) -> nn.Module:
+        return self.linear
+
+    def inputs(
+        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+    ) -> Tensor:
+        hidden = functional.silu(self.norm(features))
+        for layer in self.layers:
+            hidden = functional.silu(layer(hidden))
+        return hidden
 
 
 def optional_norm(groups: int | None, channels: int, eps: float) -> nn.GroupNorm | None:

@@ -22,7 +22,6 @@ class ResidualHead(ConvolutionalHead):
     """
 
     kind = "residual"
-    needs_time = True
     norm: nn.GroupNorm
 
     def __init__(
@@ -38,20 +37,9 @@ class ResidualHead(ConvolutionalHead):
         residual_scale: float = 1.0,
         dropout: float = 0.0,
     ):
-        super().__init__(transform)
-        hidden = in_channels if hidden_channels is None else hidden_channels
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "time_channels": time_channels,
-            "groups": groups,
-            "eps": eps,
-            "transform": transform,
-            "hidden_channels": hidden,
-            "scale_shift": scale_shift,
-            "residual_scale": residual_scale,
-            "dropout": dropout,
-        }
+        hidden_channels = in_channels if hidden_channels is None else hidden_channels
+        super().__init__(transform, locals())
+        hidden = hidden_channels
         self.scale_shift, self.residual_scale = scale_shift, residual_scale
         self.norm1 = group_norm(groups, in_channels, eps)
         self.conv1 = nn.Conv2d(in_channels, hidden, 3, padding=1)
@@ -67,7 +55,6 @@ class ResidualHead(ConvolutionalHead):
     def inputs(
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
-        """What the last layer sees."""
         if time_embedding is None:
             raise ValueError(
                 "a residual head needs the backbone's time embedding, but none was tapped; "

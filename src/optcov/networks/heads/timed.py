@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optcov.networks.form import VECTORS, Form
+from optcov.networks.form import VECTORS
 from optcov.networks.heads.base import ConvolutionalHead, optional_norm
 
 
@@ -46,25 +46,13 @@ class TimedHead(ConvolutionalHead):
         patch: int = 1,
         order: str = "pqc",
     ):
-        super().__init__("exp")
-        self.form = Form(kernel, patch, order)
+        super().__init__("exp", locals())
         if base not in ("scale", "noise"):
             raise ValueError(f'unknown base {base!r} of a head; choose "scale" or "noise"')
         if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or scale_knots < 2 or ceiling <= 1:
             raise ValueError(
                 f"a timed head needs two or more ascending knots and a ceiling above 1, got {knots} and {ceiling}"
             )
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "groups": groups,
-            "eps": eps,
-            "base": base,
-            "ceiling": ceiling,
-            "knots": list(knots),
-            "scale_knots": scale_knots,
-            **self.form.config(),
-        }
         self.base, self.log_ceiling, self.needs_prediction = base, math.log(ceiling), base == "noise"
         self.knots = tuple(float(knot) for knot in knots)
         self.parts = len(knots)
@@ -103,7 +91,6 @@ class TimedHead(ConvolutionalHead):
         return self.log_ceiling - functional.softplus(self.log_ceiling - raw)
 
     def squash_slope(self, raw: Tensor) -> Tensor:
-        """Derivative of `squash`."""
         return torch.sigmoid(self.log_ceiling - raw)
 
 
