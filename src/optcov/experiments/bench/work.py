@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from optcov.experiments.timing import Work
 from optcov.fitting import Batch, HeadObjective, new_heads
-from optcov.fitting.closed_form import Rows, apply, log_estimate, transposed_product
+from optcov.fitting.closed_form import apply, log_estimate, transposed_product
 from optcov.fitting.objectives import observe as observe_training
+from optcov.fitting.rows import Rows
 from optcov.forward import ForwardProcess
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import TimeGrid
