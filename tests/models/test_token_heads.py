@@ -99,7 +99,7 @@ def test_a_thin_convolution_of_any_odd_kernel_is_a_convolution(kernel):
 def test_the_matrix_is_the_same_when_memory_is_scarce(monkeypatch):
     fitted = []
     for size in (2**28, 1):
-        monkeypatch.setattr(closed_form, "SQUARE_BYTES", size)
+        monkeypatch.setattr(closed_form, "CHUNK_BYTES", size)
         head = on_tokens("timed")
         rows, _ = token_rows(head, 50)
         fit_gamma(lambda rows=rows: [rows], {"npr": head})

@@ -68,8 +68,8 @@ def embedded_models() -> dict[str, Path]:
 
 
 def test_images(name: str) -> Tensor:
-    """Held-out images that come with an embedded model, in [-1, 1], float32 (n, C, H, W)."""
-    path = _models() / f"{name}-images" / "test.npz"
+    """Held-out images that come with an embedded model and its later versions, in [-1, 1], float32 (n, C, H, W)."""
+    path = _models() / f"{re.sub('-[0-9]+$', '', name)}-images" / "test.npz"
     if not _NAME.fullmatch(name) or not path.is_file():
         raise BundleError(f"no test images come with {name[:200]!r}; pass images of your own (--data)")
     return load_npz(path, "test")[0].x_0()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import final
 
@@ -37,7 +37,7 @@ from optcov.networks.thin import thin_convolution, thin_weight_gradient
 
 LOG_CHI_SQUARE_MEAN = -1.2703628454614782  # E[log z^2] for standard normal z: -(log 2 + Euler's constant)
 SMALLEST_TARGET = 1e-12  # log of an exact zero would be minus infinity; only the start uses it
-SQUARE_BYTES = 2**28  # of X^T X by sample at a time
+CHUNK_BYTES = 2**28  # of X and X^T X by sample at a time
 RIDGE = 1e-8  # of the unit diagonal: dead or equal features must not stop the solve
 
 
@@ -212,12 +212,13 @@ def _first_pass(stream: Stream, heads: Mapping[str, Head], reduce: Reduce) -> di
 
 def _add_grams(grams: dict[str, Tensor], heads: Mapping[str, Head], rows: Rows, fresh: Mapping[str, Tensor]) -> None:
     """Add sum slope^2 X^T W X of a batch to the matrices (K P, K P) by head, a few samples at a time."""
-    patches = layer_rows(next(iter(heads.values())).last, rows)
-    width = patches.shape[2]
-    chunk = max(1, SQUARE_BYTES // (8 * width**2))
-    for first in range(0, len(patches), chunk):
+    layer = next(iter(heads.values())).last
+    positions, width = layer_rows(layer, replace(rows, inputs=rows.inputs[:1])).shape[1:]
+    chunk = max(1, CHUNK_BYTES // (8 * width**2 + 4 * positions * width))
+    for first in range(0, len(rows.times), chunk):
         some = slice(first, first + chunk)
-        squares = (patches[some].mT @ patches[some]).double()  # (b, P, P): one product serves every head and every knot
+        patches = layer_rows(layer, replace(rows, inputs=rows.inputs[some]))
+        squares = (patches.mT @ patches).double()  # (b, P, P): one product serves every head and every knot
         for name, head in heads.items():
             regression, parts = rows.regressions[name], hats(head, rows.log_snr).double()
             weight = (regression.weight * regression.slope.square()).to(parts.device)
@@ -225,7 +226,7 @@ def _add_grams(grams: dict[str, Tensor], heads: Mapping[str, Head], rows: Rows, 
             weighted = squares
             if (information := regression.information(fresh[name])) is not None:  # over channels their mean
                 shares = _as_rows(head.to_channels(information))[some].mean(2, keepdim=True)
-                weighted = (patches[some].mT @ (shares * patches[some])).double()
+                weighted = (patches.mT @ (shares * patches)).double()
             knots = parts.shape[1]
             if name not in grams:
                 grams[name] = squares.new_zeros(knots * width, knots * width)

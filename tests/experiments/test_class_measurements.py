@@ -1,0 +1,45 @@
+"""What `benchmarks/classes.py` measured on class-conditional models holds, and the page says it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "classes-and-guidance.md"
+MODELS = {"U-Net": "fashion-2", "flow DiT": "flow-dit"}
+
+
+def measured(name):
+    return json.loads((ROOT / "measurements" / "classes" / f"{name}.jsonl").read_text(encoding="utf-8"))
+
+
+def row(label, found):
+    told, better, accuracy = found["class less no class"], found["NPR less A"], found["accuracy"]
+    ratios = found["calibration by decile"]["npr"]
+    cells = (
+        label,
+        f"{found['NPR given the class']:.2f}",
+        f"{told['difference']:+.3f} ± {told['standard_error']:.3f}",
+        f"{better['difference']:+.2f} ± {better['standard_error']:.2f}",
+        f"{100 * accuracy['mean']:.0f} ± {100 * accuracy['standard_error']:.0f} %",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+@pytest.mark.parametrize("label", MODELS)
+def test_a_label_and_a_head_tighten_the_bound_and_the_head_is_calibrated(label):
+    found = measured(MODELS[label])
+    assert found["images"] >= 200
+    assert found["class less no class"]["z"] < -3
+    assert found["NPR less A"]["z"] < -3
+    assert len(found["calibration by decile"]["npr"]) == 10
+    assert all(0.85 <= ratio <= 1.15 for ratio in found["calibration by decile"]["npr"])
+
+
+@pytest.mark.parametrize("label", MODELS)
+def test_the_page_says_what_was_measured(label):
+    assert row(label, measured(MODELS[label])) in PAGE.read_text(encoding="utf-8").splitlines()
