@@ -141,7 +141,7 @@ def test_variance_map_stands_beside_the_images_and_leaves_json_whole(bundles, tm
 
 def test_the_help_of_sample_names_the_default_method_and_lists_every_method():
     shown = " ".join(CliRunner().invoke(app, ["sample", "--help"], env={"COLUMNS": "500"}).output.split())
-    assert f"by default {DEFAULT_METHOD}" in shown
+    assert f"By default {DEFAULT_METHOD}" in shown
     for name in [*METHODS, *PEER_METHODS]:
         assert name in shown
 

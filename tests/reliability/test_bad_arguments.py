@@ -140,7 +140,7 @@ BUNDLE = {
     "no methods": (lambda b: b.bits_per_dim(X, methods=[], **QUICK), "names no method; pass a list"),
     "an unknown setting": (lambda b: b.bits_per_dim(X, foo=1, **QUICK), "bits_per_dim has no option 'foo'; it has"),
     "a batch of a word": (lambda b: b.bits_per_dim(X, batch_size="a", **QUICK), "batch_size = 'a' is not a positive"),
-    "labels of words": (lambda b: b.bits_per_dim((X, "ab"), **QUICK), "labels are whole numbers"),
+    "labels of words": (lambda b: b.bits_per_dim((X, "ab"), **QUICK), "'ab' is one text; give a list"),
     "data without values": (lambda b: b.bits_per_dim(X.to("meta"), **QUICK), "on the device meta"),
     "scores from nowhere": (lambda b: b.bits_per_dim("nowhere", **QUICK), "no images at nowhere"),
     "a posterior of colours": (
