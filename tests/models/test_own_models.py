@@ -13,6 +13,7 @@ import optcov
 import tiny_models as tiny
 from command_line import CommandLine, run
 from optcov import Schedule
+from optcov.fitting.fit import FitPlan, FitSettings
 
 QUICK: dict[str, Any] = {
     "images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "progress": False, "batch_size": 4,
@@ -144,6 +145,43 @@ def test_latents_are_encoded_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Codec, "encode", refuse)
     again = optcov.fit(pipeline, tiny.images(12), work=tmp_path / "work", **QUICK)
     assert again.provenance["numbers"]["data"] == first.provenance["numbers"]["data"]
+
+
+def test_encoding_that_was_stopped_goes_on_with_the_next_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optcov.bundle.latents import Codec
+
+    monkeypatch.setattr("optcov.fitting.latents.PART", 2)
+    pipeline, images, encode = tiny.pipeline("ldm"), tiny.images(12), Codec.encode
+    seen: list[Tensor] = []
+
+    def stop_after(parts: int) -> None:
+        def encoded(codec: Codec, batch: Tensor) -> Tensor:
+            if len(seen) == parts:
+                raise KeyboardInterrupt
+            seen.append(batch)
+            return encode(codec, batch)
+
+        monkeypatch.setattr(Codec, "encode", encoded)
+
+    stop_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        optcov.fit(pipeline, images, work=tmp_path / "work", **QUICK)
+    stop_after(99)
+    resumed = optcov.fit(pipeline, images, work=tmp_path / "work", **QUICK)
+    assert [len(batch) for batch in seen] == [2, 2, 2, 2]  # of the 8 that a fit takes, none twice
+    whole = optcov.fit(pipeline, images, **QUICK)
+    assert resumed.provenance["numbers"]["data"] == whole.provenance["numbers"]["data"]
+
+
+def test_a_share_of_the_captions_is_fitted_as_the_empty_one() -> None:
+    options = {name: value for name, value in (QUICK | {"images": 40}).items() if name != "progress"}
+    pipeline, captions = tiny.pipeline("sd"), [tiny.CAPTIONS[number % len(tiny.CAPTIONS)] for number in range(40)]
+    for share in (0.0, 0.5, 1.0):
+        plan = FitPlan(pipeline, (tiny.images(40), captions), settings=FitSettings(**options, empty_share=share))
+        told = plan.train.condition(torch.arange(len(plan.train)))["encoder_hidden_states"]
+        empty = plan.bundle.empty_condition["encoder_hidden_states"].reshape(told[:1].shape)
+        emptied = (told == empty).flatten(1).all(1)
+        assert float(emptied.double().mean()) == pytest.approx(share, abs=0.35 * (share == 0.5))  # 4 standard errors
 
 
 def test_a_pipeline_and_a_folder_with_captions_are_fitted_on_the_command_line(tmp_path: Path) -> None:
@@ -447,7 +485,6 @@ FLOW = (Schedule.flow(), "flow_prediction")
 def test_what_a_network_cannot_compute_is_refused_before_the_work(
     model: Any, data: Any, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optcov.fitting.fit import FitPlan
 
     monkeypatch.setattr(FitPlan, "run", lambda *_: pytest.fail("the work has begun"))
     given = model()
