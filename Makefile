@@ -52,6 +52,8 @@ UNET := $(RECIPE) --layers 1 --batch-size 32 --schedule vp_sde --prediction v_pr
 train-fashion-2: $(INSTALLED)
 	$(BIN)/optcov data fashion-mnist data/fashion-mnist
 	$(THREADS) $(BIN)/optcov train data/fashion-mnist --out runs/fashion-2 --steps 10000 --channels 32,64,128 --no-flip $(UNET)
+	$(BIN)/optcov fit runs/fashion-2 data/fashion-mnist --out runs/fashion-2-bundle --heads sn,npr,ocm
+	cp -r runs/fashion-2-bundle src/optcov/models/fashion-2
 
 train-cifar10: $(INSTALLED)
 	$(BIN)/optcov data cifar10 data/cifar10

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from close_outputs import assert_close_outputs
-from optcov import bundle, elbo, sample
+from optcov import ForwardProcess, bundle, elbo, sample
 from optcov.fitting import calibrate
 from optcov.likelihood import cost_table
 
@@ -127,3 +127,20 @@ def test_npr_is_calibrated_in_every_decile_of_t_on_other_images_and_noise(fashio
     found = calibrate(fashion.network, Held(), ["npr"], samples=8192, seed=7)["npr"]
     assert bool(((found.ratio >= 0.9) & (found.ratio <= 1.1)).all()), found
     assert float(found.error.max()) < 0.03
+
+
+def test_the_class_conditional_model_draws_classes_with_guidance_and_knows_what_it_does_not_know(images):
+    model = bundle.load("fashion-2")
+    assert (model.classes, model.network.parameterisation) == (10, "v_prediction")
+    assert set(model.heads) == {"npr", "sn", "ocm"}
+    drawn = model.sample(4, method="NPR-DDIM", steps=3, labels=7, guidance=2.0, progress=False)
+    assert drawn.shape == (4, 1, 28, 28)
+    ratios = model.provenance["calibration"]
+    assert all(0.9 <= ratio <= 1.1 for name in ("npr", "sn") for ratio in ratios[name]["ratio"])
+    x_0, t = images[:32], 0.3
+    x_t = ForwardProcess(model.schedule).diffuse(
+        x_0, t, torch.randn(x_0.shape, generator=torch.Generator().manual_seed(0))
+    )
+    posterior = model.reverse_process("NPR-DDPM").posterior(x_t, t)
+    error = (posterior.mean - x_0).square().mean()
+    assert 0.7 < float(posterior.variance.mean() / error) < 1.4  # of 32 images
