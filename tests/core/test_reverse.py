@@ -411,3 +411,25 @@ def test_a_covariance_that_somebody_adds_is_found_by_its_name():
     finally:
         del Covariance.registry["npr_twice"]
     assert "Twice-DDPM" not in METHODS
+
+
+def test_a_name_that_another_covariance_has_is_refused_and_one_defined_again_replaces_itself():
+    before = Covariance.registry["npr"]
+    with pytest.raises(ValueError, match="'npr' belongs to optcov.covariances.residual.Residual; give Mine another"):
+
+        class Mine(Covariance):
+            name = "npr"
+
+    assert Covariance.registry["npr"] is before
+
+    def cell() -> type[Covariance]:
+        class Own(Covariance):
+            name = "own"
+
+        return Own
+
+    try:
+        first, second = cell(), cell()
+        assert Covariance.registry["own"] is second is not first
+    finally:
+        del Covariance.registry["own"]

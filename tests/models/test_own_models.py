@@ -531,6 +531,15 @@ def test_a_scheduler_is_named_once_where_it_has_no_schedule() -> None:
         optcov.fit((unet, IPNDMScheduler()), tiny.images(12, 8), **QUICK)
 
 
+@pytest.mark.parametrize("name", ["LCMScheduler", "TCDScheduler", "CMStochasticIterativeScheduler"])
+def test_a_distilled_model_is_refused_by_its_scheduler(name: str) -> None:
+    import diffusers
+
+    unet = tiny.pipeline("ddpm").unet
+    with pytest.raises(ValueError, match=rf"^{name} is for a distilled model.*give the model it was distilled from"):
+        optcov.fit((unet, getattr(diffusers, name)()), tiny.images(12, 8), **QUICK)
+
+
 def test_what_is_refused_after_its_images_were_encoded_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

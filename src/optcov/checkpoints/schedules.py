@@ -11,6 +11,7 @@ from optcov.schedule import Schedule
 from optcov.schedule.from_diffusers import is_flow
 
 MAX_STEPS = 10**5
+DISTILLED = ("LCMScheduler", "TCDScheduler", "CMStochasticIterativeScheduler")
 
 
 def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
@@ -20,6 +21,11 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
             f"{str(scheduler)[:80]!r} is no schedule; give one such as Schedule.linear(), or a scheduler of diffusers"
         )
     config = scheduler.config
+    if type(scheduler).__name__ in DISTILLED:
+        raise CheckpointError(
+            f"{type(scheduler).__name__} is for a distilled model, which predicts one clean image and not the mean of all; "
+            f"give the model it was distilled from, with that model's scheduler"
+        )
     if "sigma_data" in config:
         raise CheckpointError(
             f"{type(scheduler).__name__} scales the network's input and output itself; give the denoiser D(x, sigma) "

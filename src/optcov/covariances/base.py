@@ -188,7 +188,12 @@ class Covariance(ABC):
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
-            cls.registry[cls.name] = cls
+            known = cls.registry.setdefault(cls.name, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(
+                    f"the name {cls.name!r} belongs to {known.__module__}.{known.__qualname__}; give {cls.__name__} another"
+                )
+            cls.registry[cls.name] = cls  # also where a notebook's cell defines it again
 
     def bound_to(self, forward: ForwardProcess) -> Covariance:
         """The covariance for this forward process; a ValueError if the two do not go together."""
