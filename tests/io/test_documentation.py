@@ -80,6 +80,10 @@ def test_commands_are_in_blocks_that_are_run(page):
         assert not COMMAND.findall(read(page)), "put commands into a ```bash block, where this file finds them"
 
 
+def test_no_page_has_marks_of_an_unfinished_merge():
+    assert not [page for page in pages() if re.search("^(<<<<<<<|>>>>>>>) ", read(page), flags=re.MULTILINE)]
+
+
 @pytest.mark.parametrize("page", pages())
 def test_links_and_pictures_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
