@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optcov import METHODS, ForwardProcess, NoisePrediction, ReverseProcess, Schedule, oracle
-from optcov.covariances import Covariance, Residual, Row, clamped_in_words
+from optcov import METHODS, ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, elbo, oracle
+from optcov.covariances import Covariance, OneNumber, Residual, Row, clamped_in_words
 from optcov.gaussian import Diagonal
+from optcov.likelihood import cost_table
 from optcov.prediction import Prediction
 
 COVARIANCES = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]
@@ -367,6 +368,15 @@ def test_nobody_can_change_a_later_step(reference):
     for level in forward.levels(500):
         level.mul_(3)
     assert float(forward.levels(500)[0]) == pytest.approx(float(forward.schedule.alpha_bar(500).sqrt()))
+    for name in ("alpha_bar", "beta_bar", "log_alpha_bar", "log_beta_bar", "log_snr"):
+        known = getattr(forward.schedule, name)(500).clone()
+        getattr(forward.schedule, name)(500).mul_(3)
+        assert torch.equal(getattr(forward.schedule, name)(500), known), name
+    numbers = torch.full((1001,), 0.5, dtype=torch.float64)
+    process = ReverseProcess(lambda x, t: NoisePrediction(x), forward, "analytic", None, mean_square_noise=numbers)
+    before_numbers = process.step(torch.zeros(1, 2), 500, 400).variance
+    numbers.zero_()
+    assert torch.equal(process.step(torch.zeros(1, 2), 500, 400).variance, before_numbers)
 
 
 def test_a_step_in_inference_mode_leaves_later_gradients_alone():
@@ -411,6 +421,33 @@ def test_a_covariance_that_somebody_adds_is_found_by_its_name():
     finally:
         del Covariance.registry["npr_twice"]
     assert "Twice-DDPM" not in METHODS
+
+
+def test_a_covariance_with_a_number_of_its_own_is_scored_by_elbo_and_leaves_sweeps_as_they_are():
+    class Halved(OneNumber):
+        name = "halved"
+        number = "half_the_noise"
+
+        @staticmethod
+        def variance_of_noise(number):
+            return 1 - number
+
+    try:
+        data = oracle.GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], [0.01, 0.01])
+        schedule = Schedule.linear(100)
+        process = ReverseProcess(
+            data.network(schedule), ForwardProcess(schedule), Halved(lambda t: torch.tensor(0.5)), None
+        )
+        x_0 = data.sample(8)
+        assert bool(elbo(process, x_0, Trajectory.even(schedule, 5)).total.isfinite().all())
+        plain = ReverseProcess(data.network(schedule), ForwardProcess(schedule), "beta_tilde", None)
+        assert "halved" not in cost_table(plain, x_0).covariances
+        with pytest.raises(ValueError, match="'halved' needs half_the_noise per time, which a sweep does not measure"):
+            cost_table(plain, x_0, ["halved"])
+        with pytest.raises(ValueError, match=r"needs one number per time: pass Halved\(numbers\) instead of its name"):
+            ReverseProcess(data.network(schedule), ForwardProcess(schedule), "halved", None)
+    finally:
+        del Covariance.registry["halved"]
 
 
 def test_a_name_that_another_covariance_has_is_refused_and_one_defined_again_replaces_itself():

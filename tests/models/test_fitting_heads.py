@@ -38,6 +38,7 @@ from optcov.fitting.closed_form import (
     transposed_product,
 )
 from optcov.fitting.objectives import observe
+from optcov.fitting.rows import cut
 from optcov.fitting.stage2 import FeatureStream
 from optcov.forward import first_step_variance
 from optcov.gaussian import Diagonal, Gaussian, Isotropic, kl_divergence
@@ -284,6 +285,24 @@ def test_rows_that_do_not_fit_into_memory_are_cut_to_windows_of_the_same_values(
             assert float(distance.amin(1).max()) < 1e-5
             found = a.regressions["npr"].target[image].flatten()[distance.argmin(1)]
             torch.testing.assert_close(found, b.regressions["npr"].target[image].flatten())
+
+
+@pytest.mark.parametrize("side", range(1, 12))
+def test_the_windows_leave_no_part_of_an_image_out(side):
+    """Borders are as likely as the middle: tiles cover each row and column once, but for one between two of them."""
+    height, width = 11, 8
+    steps = torch.cartesian_prod(torch.arange(0, 1, 1 / 64), torch.arange(0, 1, 1 / 64)).double()
+    image = torch.arange(height * width).reshape(1, 1, height, width).float()
+    positions = image.expand(len(steps), -1, -1, -1)
+    whole = Rows(positions, {}, steps[:, 0], steps[:, 0], {"npr": Regression.plain(positions)})
+    tiles = cut(whole, side, 0, steps).inputs
+    assert max(tiles.shape[-2:]) <= side
+    once = torch.unique(tiles.flatten(1), dim=0).flatten().long().bincount(minlength=height * width)
+    seams = [-(-length // side) - 1 for length in (height, width)]
+    times = once.reshape(height, width)
+    assert int(times.min()) == 1
+    for counts, seam in ((times[:, 0], seams[0]), (times[0], seams[1])):
+        assert int((counts - counts.min()).clamp(max=1).sum()) <= seam
 
 
 def test_heads_on_windows_are_those_of_the_rows_in_them():

@@ -114,14 +114,14 @@ BAD = [
     ({"samples": 0}, "samples = 0"),
     ({"tolerance": 2.0}, "tolerance"),
     ({"trajectory": "zigzag"}, "not one of even"),
-    ({"prior": 3}, "prior is a int"),
+    ({"bundle": 3}, "bundle is a int"),
 ]
 
 
 @pytest.mark.parametrize(("change", "said"), BAD, ids=[said for _, said in BAD])
 def test_bad_input_is_refused_in_a_sentence(bundle: Bundle, change, said):
-    given = {"prior": bundle, "measurement": torch.zeros(SHAPE), "operator": MASK, "noise_std": 0.1, **change}
-    main = [given.pop(name) for name in ("prior", "measurement", "operator", "noise_std")]
+    given = {"bundle": bundle, "measurement": torch.zeros(SHAPE), "operator": MASK, "noise_std": 0.1, **change}
+    main = [given.pop(name) for name in ("bundle", "measurement", "operator", "noise_std")]
     with pytest.raises(ValueError, match=said):
         restore(*main, **{"steps": 2, **given})
 

@@ -12,7 +12,9 @@ from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
 import optcov
 from close_outputs import assert_close_outputs
-from optcov import Schedule, Trajectory
+from optcov import METHODS, Schedule, Trajectory
+from optcov.bundle.sampler import Sampler
+from optcov.networks import HeadedNetwork
 
 QUICK = {"images": 32, "measure_images": 4, "times": 4, "calibration_samples": 64, "batch_size": 8, "progress": False}
 
@@ -100,12 +102,32 @@ def test_the_method_of_a_bundle_suits_its_heads(bundle):
     assert_close_outputs(bundle.sample(2, steps=3, progress=False), explicit)
 
 
-def test_bits_per_dim_are_those_of_the_bound(bundle):
+@pytest.mark.parametrize("method", ["NPR-DDPM", "SN-DDPM", "A-DDPM", "DDPM, beta", "CNPR-DDPM"])
+def test_bits_per_dim_are_those_of_the_bound(bundle, method):
+    """Numbers per time are the bundle's, and never those of the images that are scored."""
     images = some_images(6)
     score = bundle.bits_per_dim(images, steps=[5], seed=2, progress=False)
-    process = bundle.reverse_process("NPR-DDPM")
+    process = bundle.reverse_process(method)
     expected = optcov.elbo(process, images, Trajectory.even(bundle.schedule, 5), seed=2).bits_per_dim().mean()
-    assert score.of("npr", 5).mean == pytest.approx(float(expected), rel=1e-6)
+    assert score.of(METHODS[method].covariance, 5).mean == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_long_call_goes_on_from_its_work_directory(bundle, tmp_path, monkeypatch):
+    options = {"method": "NPR-DDPM", "steps": 3, "batch_size": 2, "progress": False}
+    first = bundle.sample(4, work=tmp_path / "drawn", **options)
+    scored = bundle.bits_per_dim(some_images(4), steps=3, work=tmp_path / "scored", progress=False)
+    assert_close_outputs(first, bundle.sample(4, **options))
+    (tmp_path / "drawn" / "images-000002-000003.safetensors").unlink()
+    calls: list[int] = []
+    drawn = Sampler.draw
+    monkeypatch.setattr(Sampler, "draw", lambda self, indices: calls.extend(indices) or drawn(self, indices))
+    assert_close_outputs(bundle.sample(4, work=tmp_path / "drawn", **options), first)
+    assert calls == [2, 3]  # those that were missing alone
+    monkeypatch.setattr(HeadedNetwork, "forward", None)
+    again = bundle.bits_per_dim(some_images(4), steps=3, work=tmp_path / "scored", progress=False)
+    assert again.to_json() == scored.to_json()
+    with pytest.raises(ValueError, match="the seed changed from 0 to 1"):
+        bundle.sample(4, work=tmp_path / "drawn", seed=1, **options)
 
 
 def test_a_score_prints_plots_and_is_data(bundle, tmp_path):
@@ -160,6 +182,9 @@ def test_a_fit_that_was_stopped_goes_on_in_its_work_directory(tmp_path, monkeypa
             r"the data runs from .* to 25[45].*, outside the data range .*; scale it",
         ),
         (None, None, {"heads": ["nprr"]}, "unknown head 'nprr'; choose among"),
+        (None, None, {"heads": ["sn_full"]}, "unknown head 'sn_full'; choose among npr, ocm, range, sn$"),
+        (None, None, {"measure_images": 10**15}, "measure_images = 1000000000000000 would never end"),
+        (None, None, {"score_steps": "x"}, "score_steps = 'x' must be a whole number"),
         (None, None, {"image": 4}, "a fit has no setting 'image'; it has images"),
         (None, None, {"images": 0}, "images = 0 must be a whole number of at least 1"),
         (None, None, {"measure_images": 1}, "use measure_images of 2 or more"),
@@ -185,6 +210,9 @@ def test_bad_arguments_of_a_fit_are_refused_before_any_long_work(model, data, op
         (lambda b: b.bits_per_dim(np.zeros((2, 1, 9, 9))), r"takes data of shape \(1, 8, 8\)"),
         (lambda b: b.bits_per_dim(some_images(2), steps=1), "steps = 1 must be numbers of steps of at least 2"),
         (lambda b: b.bits_per_dim(some_images(2), methods=["NPR-DDIM"]), "no finite variational bound.*NPR-DDPM"),
+        (lambda b: b.trajectory(5, kind=[]), "unknown kind of trajectory"),
+        (lambda b: b.with_trajectories("Gotta Go Fast", []), "Gotta Go Fast has no covariance"),
+        (lambda b: b.posterior(some_images(2), 300, class_labels=torch.tensor([0, 1])), "knows no classes"),
         (lambda b: b.posterior(some_images(2), 2000), "time 2000 is outside this schedule"),
         (lambda b: b.posterior(some_images(2), 300, "range"), "has no head 'range'"),
     ],

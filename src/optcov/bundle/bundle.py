@@ -261,7 +261,10 @@ class Bundle:
 
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
         """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
-        new = [StoredTrajectory(self.schedule, find_method(method).name, t) for t in trajectories]
+        row = find_method(method)
+        if row.covariance is None:
+            raise BundleError(f"{row.name} has no covariance, so that no trajectory is optimal for it")
+        new = [StoredTrajectory(self.schedule, row.name, t) for t in trajectories]
         keys = {entry.key for entry in new}
         kept = [entry for entry in self.trajectories if entry.key not in keys]
         return replace(self, trajectories=(*kept, *new))
@@ -376,6 +379,7 @@ class Bundle:
         decode: bool = False,
         batch_size: int = 64,
         progress: bool = True,
+        work: str | Path | None = None,
         **options: Any,
     ) -> Tensor:
         """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
@@ -383,7 +387,8 @@ class Bundle:
         method: by default the one that suits the bundle, NPR-DDIM if it has that head. condition: what else the network
         takes by name, each a tensor with one entry per image; none is the empty condition. labels: classes instead, one
         for all images or one each. guidance: how far the mean moves from that without a condition, 1 for not at all.
-        decode: give the images of latents, in [-1, 1].
+        decode: give the images of latents, in [-1, 1]. work: a directory for what is drawn, from which the same call
+        goes on.
         Image i depends on (seed, i) and its condition alone, not on n or batch_size. options: those of `Sampler`, such
         as trajectory="optimal".
 
@@ -394,15 +399,15 @@ class Bundle:
         from optcov.bundle.sampler import draw_many
 
         options |= {"method": method, "steps": steps, "seed": seed, "labels": labels, "guidance": guidance}
-        return draw_many(self, n, condition, batch_size, progress, decode=decode, **options)
+        return draw_many(self, n, condition, batch_size, progress, decode=decode, work=work, **options)
 
     def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
         """Bound the bits/dim of images, (n, C, H, W) in [-1, 1] or uint8 or a path, for every covariance at even times.
 
         methods: those to score, such as ["NPR-DDPM"], by default all that the bundle can do. Other options: seed,
-        last_variance ("paper" | "own"), cdf, condition or labels, batch_size, progress. Labels that come with images
-        are told to a network with classes. The result prints as a table, plots, and is data:
-        `result.of("npr", 10).mean`.
+        last_variance ("paper" | "own"), cdf, condition or labels, batch_size, progress; work, a directory from which
+        the same call goes on. Labels that come with images are told to a network with classes. The result prints as a
+        table, plots, and is data: `result.of("npr", 10).mean`.
 
         >>> import optcov
         >>> from optcov.bundle import test_images
@@ -437,8 +442,9 @@ class Bundle:
         if not isinstance(x_t, Tensor) or tuple(x_t.shape[1:]) != tuple(self.image_shape) or not len(x_t):
             found = tuple(x_t.shape) if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             raise BundleError(f"x_t is {found}; {self.name} takes a tensor of shape (B, *{tuple(self.image_shape)})")
+        told = self.check_told(condition, len(x_t))
         with no_grad():
-            return self.reverse_process(row, all_heads=False).posterior(x_t, t, **condition)
+            return self.reverse_process(row, all_heads=False).posterior(x_t, t, **told)
 
     def noise_cap(self, method: str) -> float | None:
         """The y that a method is sampled with: the bundle's own, or else the paper's; none without a data range."""
@@ -452,7 +458,7 @@ class Bundle:
         kinds = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of {', '.join(kinds)}, optimal")
         return kinds[kind](self.schedule, K)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -14,7 +15,7 @@ from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import as_labels
 from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
-from optcov.identity import condition_identity, digest_tensors
+from optcov.identity import condition_identity, digest_tensors, remember
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.networks.classes import LABELS
 from optcov.networks.guidance import check_guidance
@@ -23,6 +24,7 @@ from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
 from optcov.schedule import check_number, check_whole, is_whole
 from optcov.solvers import MatchedNoise, SolverResult
+from optcov.storage import StorageError, directory_lock, read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
 
@@ -187,31 +189,49 @@ def draw_many(
     steps: int,
     labels: Any = None,
     decode: bool = False,
+    work: str | Path | None = None,
     **options: Any,
 ) -> Tensor:
-    """`Bundle.sample`: n images batch by batch, on the CPU."""
+    """`Bundle.sample`: n images batch by batch, on the CPU; those that the work directory holds are not drawn again."""
     if decode and bundle.decoder is None:
         raise ValueError(f"{bundle.name} has no decoder: what it draws is what it is; leave decode out")
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
+    n, batch_size = int(n), int(batch_size)
     check_whole("steps", steps, 1)
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
-            f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, trajectory, noise_cap, "
+            f"sample has no option {unknown[0]!r}; it has seed, labels, guidance, decode, work, trajectory, noise_cap, "
             f"last_step, tolerance, ocm_probes, clip_mean and use_clipped_model_output"
         )
     condition = check_condition(with_labels(condition, labels, n), n)
     sampler = Sampler(
         bundle, suggested_method(bundle) if method is None else method, steps, condition=condition, **options
     )
-    parts = []
-    starts = range(0, n, batch_size)
-    for first in track(starts, len(starts), sampler.title, "batches", show=progress):
-        indices = range(first, min(first + batch_size, n))
+
+    def drawn(indices: range) -> Tensor:
         x_0 = sampler.draw(indices).x_0
-        parts.append((bundle.decode(x_0) if decode else x_0).cpu())
-    return torch.cat(parts)
+        return (bundle.decode(x_0) if decode else x_0).cpu()
+
+    batches = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
+    told = track(batches, len(batches), sampler.title, "batches", show=progress)
+    if work is None:
+        return torch.cat([drawn(indices) for indices in told])
+    place = Path(work)
+    with directory_lock(place):
+        remember(place / "run.json", {**sampler.settings(), "decode": decode}, place)
+        return torch.cat([_kept(place / f"images-{i.start:06d}-{i.stop - 1:06d}.safetensors", i, drawn) for i in told])
+
+
+def _kept(file: Path, indices: range, draw: Callable[[range], Tensor]) -> Tensor:
+    """The images of a file, which is made if it is not there."""
+    if not file.exists():
+        write_tensors(file, {"x_0": draw(indices).contiguous()})
+    found = read_tensors(file)[0].get("x_0")
+    if found is None or len(found) != len(indices):
+        raise StorageError(f"{file} does not hold {len(indices)} images; remove it to draw them again")
+    return found
 
 
 def _clipping(clip_mean: bool | None, use_clipped_model_output: bool | None) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def sweep(
     conventions: Conventions,
     *,
     work: Path | None = None,
-    numbers_from: CostTable | None = None,
+    numbers_from: CostTable | Bundle | None = None,
     lengths: Sequence[int] = (),
     condition: Mapping[str, Tensor] | None = None,
     batch_size: int = 64,
@@ -124,6 +124,7 @@ def sweep(
 ) -> CostTable:
     """Price every step between the times, over the processes of Accelerate; with a work directory it is resumable.
 
+    numbers_from: whose numbers per time the analytic variances use; None: what the sweep measures on its own images.
     lengths: numbers of steps that are wanted of the table; refused before the sweep if none fits.
     """
     state, images, schedule = this_process(), scored.images, bundle.schedule
@@ -133,7 +134,8 @@ def sweep(
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
     told = scored.told(bundle, condition)
-    facts: tuple[Any, ...] = (len(images), kept, 0 if numbers_from is None else int(numbers_from.images.sum()))
+    theirs = int(numbers_from.images.sum()) if isinstance(numbers_from, CostTable) else numbers_from and "bundle"
+    facts: tuple[Any, ...] = (len(images), kept, theirs)
     facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]
     file = f"{scored.split}-{key}-{state.process_index}-of-{state.num_processes}.safetensors"
@@ -192,7 +194,8 @@ def bits_per_dim(
         for number in range(repeats):
             now = replace(conventions, seed=conventions.seed + number)
             chosen = None if train is None else sweep(bundle, train, now, work=work, lengths=steps, **options)
-            table = sweep(bundle, test, now, work=work, numbers_from=chosen, lengths=steps, **options)
+            source = chosen or (None if bundle.numbers is None else bundle)
+            table = sweep(bundle, test, now, work=work, numbers_from=source, lengths=steps, **options)
             rates = table.clamp_rates()
             runs.append(likelihood_table(chosen, table, steps, now.last_variance))
     rows = runs[0] if repeats == 1 else pool_repeats(runs)
@@ -216,6 +219,7 @@ def score_tensor(
     guidance: float = 1.0,
     batch_size: int = 64,
     progress: bool = True,
+    work: str | Path | None = None,
     **conventions: Any,
 ) -> Likelihoods:
     """`Bundle.bits_per_dim`: images in memory at even times, one sweep for each number of steps."""
@@ -232,7 +236,7 @@ def score_tensor(
     if unknown:
         raise ValueError(
             f"bits_per_dim has no option {unknown[0]!r}; it has methods, condition, labels, batch_size, progress, "
-            f"{', '.join(known_options)}"
+            f"work, {', '.join(known_options)}"
         )
     check_whole("batch_size", batch_size, 1)
     data = bundle.data_of(images, "test")
@@ -243,6 +247,7 @@ def score_tensor(
             f"condition=, or images alone"
         )
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
+    options["work"] = None if work is None else Path(work)
     parts = []
     for K in lengths:
         known = Conventions(**{**conventions, "times": K})
@@ -345,22 +350,27 @@ def _covariance_of(method: str) -> str:
 
 
 def _numbers_per_time(
-    bundle: Bundle, conventions: Conventions, numbers_from: CostTable | None
+    bundle: Bundle, conventions: Conventions, numbers_from: CostTable | Bundle | None
 ) -> dict[str, PerTime | None]:
-    """Numbers per time by name: those of another sweep, or None for what this sweep itself measures.
+    """Numbers per time by name: those of another sweep or of the bundle, and none that this sweep itself measures.
 
     A last step with the covariance's own variance needs them while the images stream, so that they are the bundle's.
     """
-    if conventions.last_variance == "own":
-        wanted = conventions.covariances or tuple(Covariance.registry)
-        needed = {Covariance.registry[name].number for name in wanted if name in Covariance.registry} - {None}
-        return {str(name): bundle.per_time(str(name)) for name in needed}
-    if numbers_from is None:
-        return {}
-    return {
-        "mean_square_noise": numbers_from.mean_square_noise,
-        "mean_square_residual": numbers_from.mean_square_residual,
-    }
+    if conventions.last_variance != "own":
+        if numbers_from is None:
+            return {}
+        if isinstance(numbers_from, CostTable):
+            return {
+                "mean_square_noise": numbers_from.mean_square_noise,
+                "mean_square_residual": numbers_from.mean_square_residual,
+            }
+    wanted = conventions.covariances or tuple(Covariance.registry)
+    needed = {Covariance.registry[name].number for name in wanted if name in Covariance.registry} - {None}
+    if (
+        conventions.covariances is None and bundle.numbers is not None
+    ):  # all that can be scored: files may lack a number
+        needed &= set(bundle.numbers.tensors())
+    return {str(name): bundle.per_time(str(name)) for name in needed}
 
 
 def _spectra(bundle: Bundle, covariances: Sequence[str] | None) -> dict[str, Spectrum]:

@@ -23,8 +23,8 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
     config = scheduler.config
     if type(scheduler).__name__ in DISTILLED:
         raise CheckpointError(
-            f"{type(scheduler).__name__} is for a distilled model, which predicts one clean image and not the mean of all; "
-            f"give the model it was distilled from, with that model's scheduler"
+            f"{type(scheduler).__name__} is for a distilled model, which predicts one clean image and not the mean of "
+            f"all; give the model it was distilled from, with that model's scheduler"
         )
     if "sigma_data" in config:
         raise CheckpointError(

@@ -25,7 +25,7 @@ from typing import Any
 # isort: off
 from optcov.covariances.base import BothUnits, Bounds, Covariance, Example, PerTime, Regression, Row, number_at
 from optcov.covariances.beta import Beta, BetaTilde
-from optcov.covariances.analytic import Analytic, IsotropicResidual
+from optcov.covariances.analytic import Analytic, IsotropicResidual, OneNumber
 from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
 from optcov.covariances.residual import FullResidual, Residual
 from optcov.covariances.ocm import Ocm
@@ -51,6 +51,7 @@ __all__ = [
     "IsotropicResidual",
     "LearnedRange",
     "Ocm",
+    "OneNumber",
     "PerTime",
     "Regression",
     "Residual",
@@ -78,9 +79,10 @@ def find_covariance(name: str) -> type[Covariance]:
 def of_head(head: str) -> type[Covariance]:
     """The covariance that a head is fitted for; the error lists the heads."""
     for kind in Covariance.registry.values():
-        if kind.head == head:
+        if kind.head == head and kind.structure != "matrix":
             return kind
-    known = ", ".join(sorted({kind.head for kind in Covariance.registry.values() if kind.head}))
+    kinds = (kind for kind in Covariance.registry.values() if kind.structure != "matrix")
+    known = ", ".join(sorted({kind.head for kind in kinds if kind.head}))
     raise ValueError(f"unknown head {head!r}; choose among {known}")
 
 
@@ -102,8 +104,11 @@ def make_covariance(
         return kind()
     given = (numbers or {}).get(kind.number)
     if given is None:
+        remedy = (
+            f"{kind.number}=" if kind.number in (numbers or {}) else f"{kind.__name__}(numbers) instead of its name"
+        )
         raise ValueError(
-            f"covariance {covariance!r} needs one number per time: pass {kind.number}=, a tensor of length N + 1 "
+            f"covariance {covariance!r} needs one number per time: pass {remedy}, a tensor of length N + 1 "
             f"or a callable of t"
         )
     return kind(given)  # type: ignore[call-arg]  # every class with a number takes it

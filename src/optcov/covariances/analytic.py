@@ -41,7 +41,7 @@ class OneNumber(Covariance):
 
     def _checked(self, numbers: PerTime) -> PerTime:
         try:
-            return numbers if callable(numbers) else torch.as_tensor(numbers, dtype=torch.float64).cpu()
+            return numbers if callable(numbers) else torch.as_tensor(numbers).to("cpu", torch.float64, copy=True)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
                 f"{self.number} = {numbers!r:.80} is neither a tensor of length N + 1 nor a callable of t"

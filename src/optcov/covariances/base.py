@@ -191,7 +191,8 @@ class Covariance(ABC):
             known = cls.registry.setdefault(cls.name, cls)
             if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ValueError(
-                    f"the name {cls.name!r} belongs to {known.__module__}.{known.__qualname__}; give {cls.__name__} another"
+                    f"the name {cls.name!r} belongs to {known.__module__}.{known.__qualname__}; "
+                    f"give {cls.__name__} another"
                 )
             cls.registry[cls.name] = cls  # also where a notebook's cell defines it again
 

@@ -95,9 +95,18 @@ class FitSettings:
         return FitSettings(**options)
 
     def __post_init__(self) -> None:
-        work = ("images", "steps", "calibration_samples", "score_samples", "evaluations")  # each is really done
-        for name in ("batch_size", "checkpoint_every", "times", "measure_images", *work):
-            value, positive = getattr(self, name), name in ("images", "batch_size", "steps", "checkpoint_every")
+        scores = ("score_samples", "score_steps")
+        work = (
+            "images",
+            "steps",
+            "measure_images",
+            "calibration_samples",
+            *scores,
+            "evaluations",
+        )  # each is really done
+        for name in ("batch_size", "checkpoint_every", "times", *work):
+            least_one = ("images", "batch_size", "steps", "checkpoint_every", "score_steps")
+            value, positive = getattr(self, name), name in least_one
             if not isinstance(value, int) or value < positive:
                 raise TrainingError(
                     f"{name} = {value!r} must be a whole number{' of at least 1' if positive else ', 0 or more'}"

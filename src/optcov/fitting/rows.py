@@ -1,8 +1,8 @@
 """What a closed-form fit keeps of a batch: the inputs of the heads' last layer, and what they are regressed on.
 
 A fit makes many passes over the features of one run of the network, so it keeps them. Where they exceed the memory set
-aside for them, each image keeps a square window of its positions, at a random place: fewer rows of every image, and
-never a second run of the network. A k x k kernel sees k // 2 positions beyond the window; these are kept around it.
+aside for them, each image keeps a window of its positions, a random tile of it: fewer rows of every image, and never a
+second run of the network. A k x k kernel sees k // 2 positions beyond the window; these are kept around it.
 """
 
 from __future__ import annotations
@@ -71,19 +71,22 @@ def window_side(inputs: Sequence[int], edge: int, whole: int, budget: float) -> 
 
 
 def cut(rows: Rows, side: int, edge: int, places: Tensor) -> Rows:
-    """A window of side x side positions of each image.
+    """One tile of each image, of at most side x side positions.
 
-    places: two numbers in [0, 1) per image, (B, 2): where the window lies.
+    Tiles cover the image once, but for a few positions that two of them share, so that every position is as likely as
+    any other. Windows at any place would leave the borders out, where images are plainer than elsewhere.
+
+    places: two numbers in [0, 1) per image, (B, 2): which tile.
     """
     height, width = rows.inputs.shape[-2:]
-    corners = (places * torch.tensor([height - side + 1, width - side + 1])).long().tolist()
+    (tall, tops), (wide, lefts) = _tiles(height, side, places[:, 0]), _tiles(width, side, places[:, 1])
 
     def windows(values: Tensor, beyond: int = 0) -> Tensor:
         scale = (values.shape[-1] - 2 * beyond) // width  # pixels of a position
-        length = scale * side + 2 * beyond
+        down, across = scale * tall + 2 * beyond, scale * wide + 2 * beyond
         pieces = [
-            image[..., scale * top : scale * top + length, scale * left : scale * left + length]
-            for image, (top, left) in zip(values, corners, strict=True)
+            image[..., scale * top : scale * top + down, scale * left : scale * left + across]
+            for image, top, left in zip(values, tops, lefts, strict=True)
         ]
         return torch.stack(pieces)
 
@@ -94,3 +97,10 @@ def cut(rows: Rows, side: int, edge: int, places: Tensor) -> Rows:
     predicted = {unit: windows(values) for unit, values in rows.predicted.items()}
     inputs = windows(functional.pad(rows.inputs, [edge] * 4), edge)
     return Rows(inputs, predicted, rows.times, rows.log_snr, regressions, edge)
+
+
+def _tiles(length: int, side: int, places: Tensor) -> tuple[int, list[int]]:
+    """Length of equal tiles of at most `side` that cover a length, and where the one at each place in [0, 1) starts."""
+    tiles = -(-length // side)
+    size = -(-length // tiles)
+    return size, ((places * tiles).long() * (length - size) // max(tiles - 1, 1)).tolist()

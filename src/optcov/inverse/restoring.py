@@ -32,7 +32,7 @@ MOST = 2**16  # samples of a measurement, and measurements: beyond, their noise 
 
 
 def restore(
-    prior: Bundle | ReverseProcess,
+    bundle: Bundle | ReverseProcess,
     measurement: Tensor,
     operator: Operator,
     noise_std: float,
@@ -48,11 +48,11 @@ def restore(
     batch_size: int = 64,
     tolerance: float = 1e-4,
     iterations: int = 200,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Restoration:
     """Draw samples of x_0 given a measurement (*M), or each of several (B, *M).
 
-    prior: a bundle, or a ReverseProcess, whose own covariance counts unless a method is named. noise_std: standard
+    bundle: may also be a ReverseProcess, whose own covariance counts unless a method is named. noise_std: standard
     deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
     "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
     way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
@@ -76,10 +76,10 @@ def restore(
     if samples > MOST or len(batch) > MOST:
         raise ValueError(f"{samples} samples of {len(batch)} measurements are too many; at most {MOST} of each")
     condition = check_condition(condition, len(batch))
-    guide, title = make_guide(prior, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
+    guide, title = make_guide(bundle, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
     times = _times(trajectory, guide.process, steps)
-    if isinstance(prior, Bundle):
-        batch = batch.to(prior.device)
+    if isinstance(bundle, Bundle):
+        batch = batch.to(bundle.device)
     pairs = [(b, j) for b in range(len(batch)) for j in range(samples)]
     chunks = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
     drawn: list[Tensor] = []
@@ -171,7 +171,7 @@ def _process(prior: Bundle | ReverseProcess, covariance: str | Covariance, eta: 
         row = Method(f"restoration by {name}", continuous=False, eta=eta, covariance=name)
         return prior.reverse_process(row, all_heads=False, **options)
     if not isinstance(prior, ReverseProcess):
-        raise ValueError(f"prior is a {type(prior).__name__}; pass a bundle, or a ReverseProcess")
+        raise ValueError(f"bundle is a {type(prior).__name__}; pass a bundle, or a ReverseProcess")
     if isinstance(covariance, str) and find_covariance(covariance).number is not None:
         if prior.covariance.name != covariance:
             raise ValueError(f"covariance {covariance!r} needs numbers per time; pass a ReverseProcess that has them")

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optcov.covariances import Covariance, PerTime
+from optcov.covariances import Covariance, OneNumber, PerTime
 from optcov.forward import ForwardProcess
 from optcov.likelihood.elbo import check_ends_at_final_time
+from optcov.likelihood.priced import MEASURED
 from optcov.likelihood.profile import Nodes, Steps, column_costs, isotropic_costs, node_count
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
 from optcov.likelihood.terms import check_last_variance
@@ -179,9 +180,13 @@ class CostTable:
     def _measured_variances(self) -> dict[str, Tensor]:
         ratio = torch.exp(-self.grid.forward.schedule.log_snr(self.grid.tensor))
         upper = None if self.data_range is None else ((self.data_range[1] - self.data_range[0]) / 2) ** 2
+        kinds = [
+            kind for kind in map(Covariance.registry.get, self.covariances) if kind and issubclass(kind, OneNumber)
+        ]
         found = {
-            "analytic": ratio * (1 - self._measured("noise_square")),
-            "npr_isotropic": ratio * self._measured("residual_square"),
+            kind.name: ratio * kind.variance_of_noise(self._measured(MEASURED[kind.number]))
+            for kind in kinds
+            if kind.number in MEASURED
         }
         if bool(ratio[-1].isinf()):  # no signal is left there: as at the time before, see optcov.covariances.analytic
             found = {name: torch.cat([v[:-1], v[-2:-1]]) for name, v in found.items()}

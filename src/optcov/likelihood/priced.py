@@ -14,6 +14,7 @@ from typing import final
 from optcov.covariances import Covariance, PerTime, Spectrum, find_covariance, make_covariance
 from optcov.forward import ForwardProcess
 
+MEASURED = {"mean_square_noise": "noise_square", "mean_square_residual": "residual_square"}  # numbers, by their sums
 PRICED = ("isotropic", "diagonal", "range", "correlated")  # structures whose costs are known for all steps at once
 
 
@@ -38,6 +39,11 @@ class PricedCovariances:
                     f"score it by elbo"
                 )
             measured = not custom and kind.number is not None and numbers.get(kind.number) is None
+            if measured and kind.number not in MEASURED:
+                raise ValueError(
+                    f"covariance {name!r} needs {kind.number} per time, which a sweep does not measure; "
+                    f"score it by elbo"
+                )
             spectrum = (spectra or {}).get(kind.spectrum or "")
             covariance = None if measured else make_covariance((custom or {}).get(name, name), dict(numbers), spectrum)
             self.by_name[name] = None if covariance is None else covariance.bound_to(forward)
@@ -73,7 +79,7 @@ def priced_names() -> list[str]:
 def default_covariances(
     heads: Sequence[str], forward: ForwardProcess, spectra: Mapping[str, Spectrum] | None = None
 ) -> list[str]:
-    """All that need no head, and those whose head the network has; of those that need a spectrum, the same with it."""
+    """Those whose head the network has or that need none, whose spectrum is there, and whose number can be measured."""
     kinds = {name: Covariance.registry[name] for name in priced_names()}
     return [
         name
@@ -81,4 +87,5 @@ def default_covariances(
         if (kind.head is None or kind.head in heads)
         and kind.only_eta in (None, forward.eta)
         and (kind.spectrum is None or kind.spectrum in (spectra or {}))
+        and (kind.number is None or kind.number in MEASURED)
     ]

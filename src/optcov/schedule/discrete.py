@@ -109,10 +109,10 @@ class DiscreteSchedule(Schedule):
         return super().spec()
 
     def log_alpha_bar(self, t: Time) -> Tensor:
-        return self._log_alpha_bar[self.check_times(t)]
+        return self._log_alpha_bar[self.check_times(t)].clone()  # one time gives a view of the table
 
     def log_beta_bar(self, t: Time) -> Tensor:
-        return self._log_beta_bar[self.check_times(t)]
+        return self._log_beta_bar[self.check_times(t)].clone()
 
     def __repr__(self) -> str:
         return (
