@@ -15,8 +15,10 @@ from small_bundles import small_bundle, small_unet
 METHODS = (
     *("DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "NPR-DDPM", "SN-DDPM", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"),
     *("Improved DDPM", "Euler-Maruyama", "Ancestral sampling", "Probability flow", "A-DPM", "NPR-DPM", "SN-DPM"),
-    "Gotta Go Fast",
+    *("Gotta Go Fast", "OCM-DDPM", "OCM-DDIM", "Spectral-DDPM", "Spectral-DDIM", "CNPR-DDPM", "CNPR-DDIM"),
 )
+COVARIANCES = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "ocm", "range", "spectral", "npr_correlated")
+QUICK = {"images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "batch_size": 4, "progress": False}
 LINEAR = optcov.Schedule.linear(steps=1000)
 DATA = optcov.oracle.GaussianMixture(weights=[0.3, 0.7], means=[[-0.5], [0.5]], covariances=[0.01, 0.02])
 
@@ -25,7 +27,8 @@ def network(x_t, t, **condition):
     """A plain function as a network, which keeps what it is told."""
     network.told = condition
     small = torch.full_like(x_t, 0.1)
-    return optcov.NoisePrediction(noise=0.5 * x_t, heads={"npr": small, "sn": 1 + small, "range": small})
+    heads = {"npr": small, "sn": 1 + small, "ocm": small, "range": small}
+    return optcov.NoisePrediction(noise=0.5 * x_t, heads=heads)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ def test_a_bridge_has_the_three_coefficients_of_the_design(schedule, eta):
     torch.testing.assert_close(forward.diffuse(x_0, t, noise), torch.full((2, 3), expected))
 
 
-@pytest.mark.parametrize("covariance", ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"])
+@pytest.mark.parametrize("covariance", COVARIANCES)
 def test_a_reverse_process_steps_by_every_covariance(covariance):
     numbers = {"analytic": "mean_square_noise", "npr_isotropic": "mean_square_residual"}.get(covariance)
     x_t, label = torch.zeros(2, 3), torch.tensor([0, 1])
@@ -93,6 +96,7 @@ def test_a_reverse_process_steps_by_every_covariance(covariance):
             data_range=(-1, 1),
             use_clipped_model_output=None,
             clip_mean=True,
+            spectrum=torch.ones(3, dtype=torch.float64) if covariance in ("spectral", "npr_correlated") else None,
             **({numbers: given} if numbers else {}),
         )
         step = process.step(x_t, 500, 400, class_labels=label)
@@ -149,9 +153,8 @@ def test_a_table_of_costs_gives_the_array_that_trajectories_take():
 
 
 def test_a_model_is_fitted_sampled_scored_attached_and_saved(images, tmp_path):
-    quick = {"measure_images": 2, "times": 3, "calibration_samples": 0, "batch_size": 4, "progress": False}
     pipeline = DDPMPipeline(small_unet(), DDPMScheduler())
-    fitted = optcov.fit(pipeline, images, heads=("sn", "npr"), condition=None, images=8, seed=0, **quick)
+    fitted = optcov.fit(pipeline, images, heads=("sn", "npr"), condition=None, seed=0, **QUICK)
     assert set(fitted.heads) == {"sn", "npr"}
     fitted.save(tmp_path / "bundle")
     loaded = optcov.load(str(tmp_path / "bundle"))
@@ -172,5 +175,21 @@ def test_a_bundle_answers_by_the_names_of_its_arguments(bundle, images):
     assert len(bundle.trajectory(5).times) == 5
 
 
-def test_the_methods_of_the_paper_are_there():
+def test_a_bundle_tells_classes_apart_and_restores(bundle, images):
+    unet = small_unet(num_class_embeds=3)
+    known = optcov.fit((unet, LINEAR), (images, torch.arange(40) % 2), heads=("npr",), empty_class=2, **QUICK)
+    assert known.class_log_probabilities(images[:2], steps=2).shape == (2, 2)
+    assert known.sample(2, steps=2, condition={"class_labels": torch.tensor([0, 1])}, guidance=2.0).shape == (2, 1, 8, 8)
+    mask = optcov.inverse.Mask.box((1, 8, 8), 2, 2, 4, 4)
+    found = optcov.inverse.restore(
+        bundle=bundle,
+        measurement=mask.apply(images[:1])[0],
+        operator=mask,
+        noise_std=0.1,
+        **{"steps": 2, "method": "NPR-DDPM", "samples": 2, "seed": 0, "condition": None},
+    )
+    assert found.mean.shape == (1, 8, 8)
+
+
+def test_the_methods_of_the_design_are_there():
     assert set(METHODS) <= set(optcov.METHODS)
