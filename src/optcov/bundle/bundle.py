@@ -118,7 +118,7 @@ class Bundle:
 
     @property
     def unet(self) -> nn.Module:
-        """The noise predictor, a diffusers UNet2DModel."""
+        """The noise predictor itself: a network of diffusers, or a module or function of your own."""
         return self.network.backbone.module
 
     @property
