@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Settings of the embedded model's second stage.
-FASHION_FIT := --images 12288 --measure-images 512 --flip
+FASHION_FIT := --images 12288 --measure-images 512 --flip --half --heads sn,npr,range
 FASHION_TRAJECTORY := --images 128 --times 200
 # One thread per process, unless the environment says otherwise: two test processes share two cores without fighting.
 OMP_NUM_THREADS ?= 1
@@ -52,7 +52,7 @@ UNET := $(RECIPE) --layers 1 --batch-size 32 --schedule vp_sde --prediction v_pr
 train-fashion-2: $(INSTALLED)
 	$(BIN)/optcov data fashion-mnist data/fashion-mnist
 	$(THREADS) $(BIN)/optcov train data/fashion-mnist --out runs/fashion-2 --steps 10000 --channels 32,64,128 --no-flip $(UNET)
-	$(BIN)/optcov fit runs/fashion-2 data/fashion-mnist --out runs/fashion-2-bundle --heads sn,npr,ocm
+	$(BIN)/optcov fit runs/fashion-2 data/fashion-mnist --out runs/fashion-2-bundle --heads sn,npr,ocm --half
 	cp -r runs/fashion-2-bundle src/optcov/models/fashion-2
 
 train-cifar10: $(INSTALLED)

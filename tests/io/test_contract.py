@@ -17,7 +17,18 @@ METHODS = (
     *("Improved DDPM", "Euler-Maruyama", "Ancestral sampling", "Probability flow", "A-DPM", "NPR-DPM", "SN-DPM"),
     *("Gotta Go Fast", "OCM-DDPM", "OCM-DDIM", "Spectral-DDPM", "Spectral-DDIM", "CNPR-DDPM", "CNPR-DDIM"),
 )
-COVARIANCES = ("beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "ocm", "range", "spectral", "npr_correlated")
+COVARIANCES = (
+    "beta_tilde",
+    "beta",
+    "analytic",
+    "npr_isotropic",
+    "sn",
+    "npr",
+    "ocm",
+    "range",
+    "spectral",
+    "npr_correlated",
+)
 QUICK = {"images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "batch_size": 4, "progress": False}
 LINEAR = optcov.Schedule.linear(steps=1000)
 DATA = optcov.oracle.GaussianMixture(weights=[0.3, 0.7], means=[[-0.5], [0.5]], covariances=[0.01, 0.02])
@@ -179,14 +190,23 @@ def test_a_bundle_tells_classes_apart_and_restores(bundle, images):
     unet = small_unet(num_class_embeds=3)
     known = optcov.fit((unet, LINEAR), (images, torch.arange(40) % 2), heads=("npr",), empty_class=2, **QUICK)
     assert known.class_log_probabilities(images[:2], steps=2).shape == (2, 2)
-    assert known.sample(2, steps=2, condition={"class_labels": torch.tensor([0, 1])}, guidance=2.0).shape == (2, 1, 8, 8)
+    assert known.sample(2, steps=2, condition={"class_labels": torch.tensor([0, 1])}, guidance=2.0).shape == (
+        2,
+        1,
+        8,
+        8,
+    )
     mask = optcov.inverse.Mask.box((1, 8, 8), 2, 2, 4, 4)
     found = optcov.inverse.restore(
         bundle=bundle,
         measurement=mask.apply(images[:1])[0],
         operator=mask,
         noise_std=0.1,
-        **{"steps": 2, "method": "NPR-DDPM", "samples": 2, "seed": 0, "condition": None},
+        steps=2,
+        method="NPR-DDPM",
+        samples=2,
+        seed=0,
+        condition=None,
     )
     assert found.mean.shape == (1, 8, 8)
 

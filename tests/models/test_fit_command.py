@@ -52,7 +52,7 @@ def fit(predictor: Path, out: Path, *options: str, data: str = "grey.npz"):
 
 
 def test_fit_writes_a_bundle_with_heads_numbers_and_history(predictor, tmp_path):
-    result = fit(predictor, tmp_path / "bundle")
+    result = fit(predictor, tmp_path / "bundle", "--heads", "sn,npr,range", "--half")
     assert result.exit_code == 0, result.output
     bundle = optcov.load(tmp_path / "bundle")
     assert sorted(bundle.heads) == ["npr", "range", "sn"]
@@ -167,7 +167,7 @@ def test_images_of_another_size_are_refused(predictor, tmp_path):
 
 
 def test_a_head_of_another_backbone_is_refused_by_the_bundle(predictor, tmp_path):
-    assert fit(predictor, tmp_path / "bundle", "--heads", "npr").exit_code == 0
+    assert fit(predictor, tmp_path / "bundle", "--heads", "npr", "--half").exit_code == 0
     bundle = optcov.load(tmp_path / "bundle")
     other = open_predictor(predictor / "unet", half=False)  # not rounded: other weights
     with pytest.raises(ValueError, match="fit it again"):

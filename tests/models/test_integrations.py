@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import diffusers
@@ -602,3 +603,15 @@ def test_a_configuration_without_betas_is_refused_by_name(kind):
     config = {**getattr(diffusers, kind)().config, "_class_name": kind}
     with pytest.raises(ValueError, match=f"{kind} has no betas"):
         OptimalCovarianceScheduler.from_config(config)
+
+
+def test_a_pipeline_is_told_when_its_own_network_is_replaced(caplog):
+    bundle = small_bundle(Schedule.linear())
+    pipeline = DDPMPipeline(copy.deepcopy(bundle.unet), DDPMScheduler())
+    attach(pipeline, bundle, "NPR-DDIM")
+    attach(pipeline, bundle, "DDIM")
+    assert not caplog.records
+    trained = copy.deepcopy(bundle.unet)
+    torch.nn.init.constant_(trained.conv_in.bias, 0.1)
+    attach(DDPMPipeline(trained, DDPMScheduler()), bundle, "NPR-DDIM")
+    assert ["other weights than that of small" in record.message for record in caplog.records] == [True]

@@ -233,3 +233,34 @@ def test_a_bundle_is_attached_to_a_pipeline_by_one_call(bundle):
     assert optcov.attach(pipeline, bundle, method="NPR-DDIM") is pipeline
     images = pipeline(batch_size=1, num_inference_steps=3, output_type="np").images
     assert images.shape == (1, 8, 8, 1)
+
+
+def test_the_network_of_a_fit_is_kept_bit_by_bit():
+    unet = small_unet()
+    before = {name: weight.clone() for name, weight in unet.state_dict().items()}
+    fitted = optcov.fit((unet, Schedule.linear()), some_images(), heads=("npr",), **QUICK)
+    assert all(torch.equal(fitted.unet.state_dict()[name], weight) for name, weight in before.items())
+    rounded = optcov.fit((unet, Schedule.linear()), some_images(), heads=("npr",), half=True, **QUICK)
+    assert not torch.equal(rounded.unet.conv_in.weight, before["conv_in.weight"])
+    assert torch.equal(unet.conv_in.weight, before["conv_in.weight"])  # a copy was rounded
+
+
+def test_data_that_looks_like_0_to_1_is_told_of(caplog):
+    optcov.fit((small_unet(), Schedule.linear()), some_images(), heads=("npr",), **QUICK)
+    assert not caplog.records
+    optcov.fit((small_unet(), Schedule.linear()), some_images() / 2 + 0.5, heads=("npr",), **QUICK)
+    assert ["scale it by 2 * x - 1" in record.message for record in caplog.records] == [True]
+
+
+def test_a_network_with_an_adapter_is_refused_before_the_fit():
+    unet = small_unet()
+    unet.peft_config = {"default": object()}  # as add_adapter leaves it
+    with pytest.raises(ValueError, match="has an adapter .* fuse it first"):
+        optcov.fit((unet, Schedule.linear()), some_images(), **QUICK)
+
+
+def test_a_score_and_a_posterior_are_asked_by_the_words_of_other_calls(bundle):
+    score = bundle.bits_per_dim(some_images(4), steps=3, methods=["NPR-DDPM"], progress=False)
+    assert score.of("NPR-DDPM", 3) == score.of("npr", 3)
+    with pytest.raises(ValueError, match="knows no classes; leave the labels out"):
+        bundle.posterior(some_images(2), 300, labels=1)

@@ -26,7 +26,7 @@ from torch import Tensor, nn, no_grad
 
 from optcov import storage
 from optcov.bundle import matched as matched_noises
-from optcov.bundle.conditions import check_empty, check_told, classes_of
+from optcov.bundle.conditions import check_empty, check_told, classes_of, with_labels
 from optcov.bundle.config import BundleConfig, check_head_name
 from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
 from optcov.bundle.errors import BundleError
@@ -430,8 +430,12 @@ class Bundle:
 
         return class_log_probabilities(self, images, steps, **options)
 
-    def posterior(self, x_t: Tensor, t: Time, covariance: str = "npr", **condition: Tensor) -> Gaussian:
+    def posterior(
+        self, x_t: Tensor, t: Time, covariance: str = "npr", *, labels: Any = None, **condition: Tensor
+    ) -> Gaussian:
         """The Gaussian over x_0 given x_t (B, C, H, W) at a time of `schedule`: mean, and variance per pixel.
+
+        labels: classes, one for all images or one each; other conditions by the names that the network has for them.
 
         >>> import optcov, torch
         >>> known = optcov.load("fashion").posterior(torch.zeros(1, 1, 28, 28), 0.5)
@@ -442,7 +446,7 @@ class Bundle:
         if not isinstance(x_t, Tensor) or tuple(x_t.shape[1:]) != tuple(self.image_shape) or not len(x_t):
             found = tuple(x_t.shape) if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             raise BundleError(f"x_t is {found}; {self.name} takes a tensor of shape (B, *{tuple(self.image_shape)})")
-        told = self.check_told(condition, len(x_t))
+        told = self.check_told(with_labels(condition, labels, len(x_t)), len(x_t))
         with no_grad():
             return self.reverse_process(row, all_heads=False).posterior(x_t, t, **told)
 

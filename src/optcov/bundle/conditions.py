@@ -129,3 +129,12 @@ def as_labels(labels: Any, count: int) -> Tensor:
             f"{count} images"
         )
     return found.long()
+
+
+def with_labels(condition: Mapping[str, Tensor] | None, labels: Any, count: int) -> Mapping[str, Tensor] | None:
+    """A condition with labels as users write them, one for all images or one each."""
+    if labels is None:
+        return condition
+    if condition is not None and LABELS in condition:
+        raise ValueError(f"labels are given, and so is the condition {LABELS!r}; leave one of them out")
+    return {**(condition or {}), LABELS: as_labels(labels, count)}

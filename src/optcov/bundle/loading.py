@@ -87,7 +87,9 @@ def find_bundle(source: str | Path) -> Path:
             f"({', '.join(embedded) or 'none is installed'})"
         )
     if not (path / CONFIG).is_file():
-        raise BundleError(f"{path} is not a bundle: it has no {CONFIG}")
+        raise BundleError(
+            f"{path} is not a bundle: it has no {CONFIG}; make one by optcov fit {path} DATA --out BUNDLE"
+        )
     return path
 
 

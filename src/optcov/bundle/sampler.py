@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
-from optcov.bundle.conditions import as_labels
+from optcov.bundle.conditions import with_labels
 from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, digest_tensors, remember
@@ -238,15 +238,6 @@ def _clipping(clip_mean: bool | None, use_clipped_model_output: bool | None) -> 
     """Options of ReverseProcess, without those that are the paper's."""
     told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
     return {name: value for name, value in told.items() if value is not None and (name, value) != ("clip_mean", True)}
-
-
-def with_labels(condition: Mapping[str, Tensor] | None, labels: Any, count: int) -> Mapping[str, Tensor] | None:
-    """A condition with labels as users write them, one for all images or one each."""
-    if labels is None:
-        return condition
-    if condition is not None and LABELS in condition:
-        raise ValueError(f"labels are given, and so is the condition {LABELS!r}; leave one of them out")
-    return {**(condition or {}), LABELS: as_labels(labels, count)}
 
 
 def labels_in_rows(labels: Sequence[int], count: int, row: int = 1) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
-from optcov.bundle.sampler import with_labels
+from optcov.bundle.conditions import with_labels
 from optcov.covariances import Covariance, PerTime, Spectrum
 from optcov.data.tensors import DataSet
 from optcov.forward import ForwardProcess

@@ -53,6 +53,8 @@ def save_unet(directory: Path, unet: nn.Module) -> None:
 
 def check_unet(unet: nn.Module) -> dict[str, Any]:
     """Raise the error that loading this network would, and return its settings as plain JSON values."""
+    if getattr(unet, "peft_config", None):
+        raise BundleError("the network has an adapter (LoRA) that no config describes; fuse it first, by fuse_lora")
     return _class_and_settings(_config(unet), "the network's config")[1]
 
 

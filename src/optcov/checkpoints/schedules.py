@@ -18,7 +18,8 @@ def schedule_of(scheduler: Any) -> tuple[Schedule, str]:
     """The schedule of a scheduler of diffusers, and what its network predicts."""
     if not isinstance(getattr(scheduler, "config", None), Mapping):
         raise CheckpointError(
-            f"{str(scheduler)[:80]!r} is no schedule; give one such as Schedule.linear(), or a scheduler of diffusers"
+            f"{str(scheduler)[:80]!r} is no schedule; give one such as Schedule.linear() or Schedule.flow(), or a "
+            f"scheduler of diffusers"
         )
     config = scheduler.config
     if type(scheduler).__name__ in DISTILLED:

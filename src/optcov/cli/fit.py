@@ -47,7 +47,7 @@ def command(
     ),
     data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
-    heads: str = typer.Option("sn,npr,range", help="Heads to fit. none: only measure the numbers per time."),
+    heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure the numbers per time."),
     kind: str = typer.Option("auto", help="auto, timed, conv or residual. Residual heads are trained by AdamW."),
     images: int = typer.Option(4096, min=1, help="Images of a closed-form fit."),
     paper_exact: bool = typer.Option(
@@ -75,7 +75,7 @@ def command(
     evaluations: int = typer.Option(
         0, min=0, help="Budget of network evaluations: scales the numbers of images. 0: as they are."
     ),
-    half: bool = typer.Option(True, help="Round the network to float16 before the fit, to store it in half the space."),
+    half: bool = typer.Option(False, help="Round the network to float16 before the fit, to halve the bundle."),
     flip: bool = typer.Option(False, help="Mirror images at random, if the network was trained so."),
     schedule: str | None = typer.Option(
         None,

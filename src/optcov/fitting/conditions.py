@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +41,12 @@ def open_parts(
     else:
         train, test, known = _numbered(data, condition, held_out)
     parts = [None if part is None else fitted_to(part, shape, who) for part in (train, test)]
-    for part in parts:
-        _check_range(part, data_range)
+    lows = [_check_range(part, data_range) for part in parts]
+    if lows[0] is not None and data_range is not None and data_range[0] < 0 <= lows[0]:
+        logging.getLogger(__name__).warning(
+            f"no value of the data is below 0, but the data range is {tuple(data_range)}; if the data runs from 0 to "
+            f"1, scale it by 2 * x - 1"
+        )
     first, second = (_told(part, known) for part in parts)
     assert first is not None
     return first, second
@@ -119,10 +124,10 @@ def _told(part: DataSet | None, known: dict[str, Tensor]) -> Part | None:
     return Conditioned(part, take(known, part.labels))
 
 
-def _check_range(part: DataSet | None, data_range: tuple[float, float] | None) -> None:
-    """Refuse floating-point data outside of the range: such as pixels from 0 to 255."""
+def _check_range(part: DataSet | None, data_range: tuple[float, float] | None) -> float | None:
+    """Refuse floating-point data outside of the range: such as pixels from 0 to 255. Its least value, if it has one."""
     if data_range is None or not isinstance(part, TensorSet):
-        return
+        return None
     low, high = float(part.values.min()), float(part.values.max())
     slack = SLACK * (data_range[1] - data_range[0])
     if low < data_range[0] - slack or high > data_range[1] + slack:
@@ -130,3 +135,4 @@ def _check_range(part: DataSet | None, data_range: tuple[float, float] | None) -
             f"the data runs from {low:.4g} to {high:.4g}, outside the data range {tuple(data_range)}; scale it to that "
             f"range, or give 8-bit images as uint8"
         )
+    return low

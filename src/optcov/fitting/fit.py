@@ -59,7 +59,7 @@ class FitSettings:
     times, measure_images: where and on how many images each the numbers per time and the spectra are measured; 0 times
     are all of a discrete schedule, 0 images take the numbers from the fit's own samples, and leave the spectra out.
     evaluations: scales images, measure_images and calibration_samples so that the network is asked about so many times;
-    0 leaves them as they are, which makes 15,745 evaluations by default. half: round a new network to float16.
+    0 leaves them as they are, which makes 15,745 evaluations by default. half: round a copy of the network to float16.
     empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
     empty_share: share of images that are fitted without their condition, where the network knows an empty one.
     """
@@ -79,7 +79,7 @@ class FitSettings:
     calibration_samples: int = 2048
     evaluations: int = 0
     batch_size: int = 64
-    half: bool = True
+    half: bool = False
     flip: bool = False  # mirrored images are others than the network knows, unless it was trained on such
     seed: int = 0
     empty_class: int | None = None

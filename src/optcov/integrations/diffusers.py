@@ -5,6 +5,7 @@ Importing this module is also what lets `from_pretrained` load pipelines that we
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -73,6 +74,11 @@ def attach(
     scheduler: Any = (
         _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory, clip_mean=clip_mean)
     )
+    if _differ(pipeline.unet, bundle.unet):
+        logging.getLogger(__name__).warning(
+            f"the pipeline's network has other weights than that of {bundle.name}, which takes its place; to keep it, "
+            f"fit the pipeline"
+        )
     unet = _network(bundle, row).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
@@ -117,6 +123,17 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"the network of this {kind} takes images of {' x '.join(map(str, found))} pixels, but the bundle's takes "
             f"{' x '.join(map(str, sides))}"
         )
+
+
+def _differ(network: nn.Module, other: nn.Module) -> bool:
+    """Whether weights differ by more than their rounding to float16."""
+    network = getattr(network, "_orig_mod", network)
+    network = network.backbone.module if isinstance(network, UNetWithHead) else network
+    own, known = network.state_dict(), other.state_dict()
+    return own.keys() != known.keys() or any(
+        not torch.allclose(weight.float().cpu(), known[name].float().cpu(), rtol=1e-3, atol=1e-6)
+        for name, weight in own.items()
+    )
 
 
 def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:

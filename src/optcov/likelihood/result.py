@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
+from optcov.covariances import Covariance
 from optcov.likelihood.statistics import Estimate
 from optcov.likelihood.table import LikelihoodRow
 from optcov.text_table import html_table, text_table
@@ -40,9 +41,14 @@ class Likelihoods:
         return sorted({row.K for row in self.rows})
 
     def of(self, covariance: str, K: int, kind: str = "ET") -> Estimate:
-        """Bits/dim, or nats per latent dimension, of a covariance in K steps at even (ET) or optimal times (OT)."""
+        """Bits/dim, or nats per latent dimension, of a covariance in K steps at even (ET) or optimal times (OT).
+
+        covariance: its name, or that of a method that has it, such as "NPR-DDPM".
+        """
+        kinds = Covariance.registry.values()
+        name = next((kind.name for kind in kinds if covariance in [row.name for row in kind.rows]), covariance)
         for row in self.rows:
-            if (row.covariance, row.K, row.kind) == (covariance, K, kind):
+            if (row.covariance, row.K, row.kind) == (name, K, kind):
                 return self._in_unit(row.bits_per_dim)
         known = ", ".join(dict.fromkeys(row.covariance for row in self.rows))
         raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); covariances are {known}")
