@@ -362,7 +362,7 @@ class Bundle:
         if not self.empty_condition:
             raise BundleError(
                 f"guidance = {guidance} needs an empty condition to move away from, and {self.name} has none; leave "
-                f"guidance out, or fit with empty_class if one of the classes stands for none"
+                f"guidance out, or fit with empty_class (--empty-class) if one of the classes stands for none"
             )
         return Guided(network, guidance, self.empty_condition)
 

@@ -132,7 +132,7 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _trajectories_lines(content["optimal_trajectories"])
     caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
     yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"
-    history = {name: part for name, part in content["provenance"].items() if name != "calibration"}
+    history = {name: part for name, part in content["provenance"].items() if name not in ("calibration", "fit")}
     for name, part in history.items():
         yield STAGES.get(name, name), ", ".join(_pairs(part)) if isinstance(part, Mapping) else str(part)
     yield from _calibration_lines(content["provenance"].get("calibration"))
@@ -195,7 +195,9 @@ def _pairs(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         words = f"{prefix}{name.replace('_', ' ')}"
         if name in HOUSEKEEPING:
             continue
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and set(value) == {"digest", "is"}:  # digests are for machines
+            yield from [f"{words} {value['is']}"] if value["is"] else []
+        elif isinstance(value, Mapping):
             yield from _pairs(value, f"{words} ")
         else:
             text = f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)

@@ -42,7 +42,7 @@ def command(
         help="A method listed above. By default NPR-DDIM, or what optcov info recommends.",
         show_default=False,
     ),
-    steps: int = typer.Option(25, help="Number of reverse steps K."),
+    steps: int = typer.Option(25, min=1, help="Number of reverse steps K."),
     n: int | None = typer.Option(
         None, "--n", help="Number of images; by default 64, or a row of 8 for each class.", show_default=False
     ),

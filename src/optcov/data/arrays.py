@@ -166,7 +166,7 @@ def as_images(array: Array, name: str) -> Tensor:
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
         raise DataError(
             f"{name} must hold 8-bit images, (n, H, W), (n, H, W, C) or (n, C, H, W), "
-            f"got {array.dtype} of shape {array.shape}"
+            f"got {array.dtype} of shape {array.shape}; convert values from 0 to 255 by array.astype(np.uint8)"
         )
     if array.ndim == 3:
         array = array[:, None]
