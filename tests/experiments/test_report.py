@@ -19,9 +19,9 @@ import pytest
 import torch
 from PIL import Image
 
-from optcov import Schedule
+from optcov import ForwardProcess, Schedule
 from optcov.bundle import Bundle
-from optcov.bundle.pictures import Drawn, draw_comparison, draw_deviations, draw_grid
+from optcov.bundle.pictures import Drawn, compare, draw_comparison, draw_deviations, draw_grid, errors_of
 from optcov.data import ImageSet
 from optcov.experiments.report.page import PageSection, picture, render_page, table_body, write_page
 from optcov.experiments.report.page_figures import (
@@ -396,3 +396,22 @@ def test_what_a_report_shows_and_what_a_fit_prints_have_two_names_that_the_gloss
     assert "calibration" not in names
     glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
     assert all(f"**{name}.**" in glossary for name in ("calibration", "variance against error"))
+
+
+def test_a_comparison_shows_the_error_that_each_method_expects_beside_the_true_one(tmp_path: Path) -> None:
+    bundle = small_bundle(Schedule.linear())
+    methods = ["DDPM, beta-tilde", "DDPM, beta", "NPR-DDPM"]
+    x_0 = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    found = errors_of(bundle, methods, x_0, 300, noises=1)
+    noise = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(0))
+    x_t = ForwardProcess(bundle.schedule).diffuse(x_0, 300, noise)
+    known = bundle.posterior(x_t, 300)
+    torch.testing.assert_close(found.true, (known.mean - x_0).abs().float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.expected["NPR-DDPM"], known.variance.sqrt().float(), rtol=1e-4, atol=1e-5)
+    assert float(found.expected["DDPM, beta-tilde"].max()) == 0
+    assert float(found.expected["DDPM, beta"].std()) < 1e-6  # the same for every pixel
+    draw_comparison(list(compare(bundle, methods, [2, 3], count=4)), tmp_path / "all.png", "all", found)
+    draw_comparison(list(compare(bundle, methods, [2, 3], count=4)), tmp_path / "samples.png", "samples")
+    with Image.open(tmp_path / "all.png") as larger, Image.open(tmp_path / "samples.png") as smaller:
+        assert larger.width > smaller.width
+        assert larger.height > smaller.height

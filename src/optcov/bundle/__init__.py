@@ -2,7 +2,7 @@
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.errors import BundleError
-from optcov.bundle.loading import embedded_models, find_bundle, load, test_images
+from optcov.bundle.loading import embedded_models, find_bundle, load, test_images, test_set
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.sampler import Sampler
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, schedule_spec
@@ -24,4 +24,5 @@ __all__ = [
     "save_head",
     "schedule_spec",
     "test_images",
+    "test_set",
 ]

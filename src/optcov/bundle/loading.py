@@ -37,6 +37,7 @@ from optcov.bundle.weights import check_images, load_decoder, load_head, load_un
 from optcov.checkpoints import ImportedModel
 from optcov.checkpoints.opening import Function
 from optcov.data.arrays import load_npz
+from optcov.data.images import ImageSet
 from optcov.networks import Backbone, Head, HeadedNetwork, fingerprint
 from optcov.schedule import Schedule
 from optcov.solvers import MatchedNoise
@@ -69,10 +70,15 @@ def embedded_models() -> dict[str, Path]:
 
 def test_images(name: str) -> Tensor:
     """Held-out images that come with an embedded model and its later versions, in [-1, 1], float32 (n, C, H, W)."""
+    return test_set(name).x_0()
+
+
+def test_set(name: str) -> ImageSet:
+    """The same as a set, with labels."""
     path = _models() / f"{re.sub('-[0-9]+$', '', name)}-images" / "test.npz"
     if not _NAME.fullmatch(name) or not path.is_file():
         raise BundleError(f"no test images come with {name[:200]!r}; pass images of your own (--data)")
-    return load_npz(path, "test")[0].x_0()
+    return load_npz(path, "test")[0]
 
 
 def find_bundle(source: str | Path) -> Path:

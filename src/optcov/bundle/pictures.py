@@ -61,24 +61,77 @@ def draw_grid(images: Tensor, path: Path, caption: str, columns: int = 8) -> Non
     save(figure, path)
 
 
-def draw_comparison(cells: Sequence[Drawn], path: Path, caption: str) -> None:
-    """Write a picture with methods as rows and numbers of steps as columns."""
-    methods, steps = (list(dict.fromkeys(values)) for values in ([c.method for c in cells], [c.steps for c in cells]))
+@final
+@dataclass(frozen=True)
+class Errors:
+    """Root mean squared errors of denoised images over some noises, (n, C, H, W), float32."""
+
+    images: Tensor  # the images themselves, uint8, (n, C, H, W)
+    expected: Mapping[str, Tensor]  # by the covariance of each method
+    true: Tensor
+
+
+@torch.no_grad()
+def errors_of(
+    bundle: Bundle,
+    methods: Sequence[str],
+    x_0: Tensor,
+    t: float,
+    condition: Mapping[str, Tensor] | None = None,
+    noises: int = 32,
+) -> Errors:
+    """Denoise images x_0 (n, C, H, W) from time t: the error that each method expects, and the one there is."""
+    processes = {name: bundle.reverse_process(name) for name in methods}
+    first = processes[methods[0]]
+    expected = {name: torch.zeros_like(x_0) for name in methods}
+    true = torch.zeros_like(x_0)
+    for seed in range(noises):
+        noise = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(seed))
+        prediction = first.predict(first.forward.diffuse(x_0, t, noise), t, **(condition or {}))
+        for name, process in processes.items():
+            posterior = process.posterior_from(prediction)
+            expected[name] += posterior.variance.expand_as(x_0).float() / noises
+        true += (posterior.mean.float() - x_0).square() / noises
+    return Errors(to_8bit(x_0), {name: square.sqrt() for name, square in expected.items()}, true.sqrt())
+
+
+def draw_comparison(cells: Sequence[Drawn], path: Path, caption: str, errors: Errors | None = None) -> None:
+    """Write a picture with methods as rows and numbers of steps as columns.
+
+    errors: a column more for what each method expects, and a row more for what is true.
+    """
+    methods, steps = list(dict.fromkeys(c.method for c in cells)), list(dict.fromkeys(c.steps for c in cells))
     side = max(1, round(len(cells[0].images) ** 0.5))
-    figure = new_figure(1.1 + 1.5 * len(steps), 0.6 + 1.55 * len(methods))
-    panels = figure.subplots(len(methods), len(steps), squeeze=False)
+    rows, columns = len(methods) + (errors is not None), len(steps) + (errors is not None)
+    figure = new_figure(1.1 + 1.5 * columns, 0.6 + 1.55 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False)
     for cell in cells:
         axes = panels[methods.index(cell.method)][steps.index(cell.steps)]
         show(axes, grid(cell.images, side, border=1))
         if cell.evaluations != cell.steps:
             axes.set_xlabel(f"{cell.evaluations:.0f} evaluations", fontsize=7)
-    for row, method in zip(panels, methods, strict=True):
+    for row, method in zip(panels, methods, strict=False):
         row[0].set_ylabel(method, fontsize=9)
-    for axes, K in zip(panels[0], steps, strict=True):
+    for axes, K in zip(panels[0], steps, strict=False):
         axes.set_title(f"{K} steps", fontsize=9)
+    if errors is not None:
+        _add_errors(panels, methods, errors, side)
     if caption:
         figure.suptitle(caption, fontsize=10, parse_math=False)
     save(figure, path)
+
+
+def _add_errors(panels: Any, methods: Sequence[str], errors: Errors, side: int) -> None:
+    """The last column and the last row of a comparison."""
+    most = float(errors.true.quantile(0.99))
+    for row, found in zip(panels, [*(errors.expected[name] for name in methods), errors.true], strict=True):
+        show(row[-1], grid(heat(found.mean(1) / most), side, border=1))
+    panels[0][-1].set_title("error it expects", fontsize=9)
+    for axes in panels[-1][:-1]:
+        axes.axis("off")
+    show(panels[-1][-2], grid(errors.images, side, border=1))
+    panels[-1][-2].set_xlabel("test images", fontsize=9)
+    panels[-1][-1].set_xlabel("true error", fontsize=9)
 
 
 def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str) -> None:
@@ -101,8 +154,16 @@ def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str
     save(figure, path)
 
 
+def heat(levels: Tensor) -> Tensor:
+    """Levels from 0 to 1, (n, H, W), as colours from black to yellow, uint8 (n, 3, H, W)."""
+    from matplotlib import colormaps
+
+    return torch.from_numpy(colormaps["magma"](levels.clamp(0, 1).numpy(), bytes=True)[..., :3]).permute(0, 3, 1, 2)
+
+
 def show(axes: Any, image: Tensor) -> None:
     """Show an 8-bit image (C, H, W) without ticks."""
+    axes.axis("on")
     pixels = image.permute(1, 2, 0).numpy()
     axes.imshow(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255)
     axes.set(xticks=[], yticks=[])
