@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optcov.bundle import Bundle
-    from optcov.inverse import Operator, Restoration
+    from optcov.inverse import Operator
 
 FIRST_SCREEN = ("mask", "blur", "downscale", "noise", "samples", "steps", "method", "truth", "simulate", "out")
 BOX = re.compile(r"box:(\d+)x(\d+)(?:\+(\d+)\+(\d+))?")
@@ -76,7 +76,7 @@ def command(
         batch_size=batch_size,
         progress=True,
     )
-    told = _write(found, known, found_out)
+    told = found.save(found_out, known)
     if json:
         print_json(told)
         return
@@ -181,32 +181,3 @@ def _checked(image: Tensor, shape: tuple[int, ...], path: Path) -> Tensor:
     if tuple(image.shape) != tuple(shape):
         raise ValueError(f"{path} has shape {tuple(image.shape)}, but {tuple(shape)} is needed; crop or resize it")
     return image
-
-
-def _write(found: Restoration, truth: Tensor | None, out: Path) -> dict[str, object]:
-    """Write pictures and numbers into a directory, and say what is there."""
-    from optcov.data import to_8bit, write_png
-    from optcov.inverse.scores import psnr
-    from optcov.storage import write_json
-
-    (out / "samples").mkdir(parents=True, exist_ok=True)
-    found.plot(out / "restoration.png", truth)
-    write_png(out / "mean.png", to_8bit(found.mean[None])[0])
-    for number, sample in enumerate(to_8bit(found.samples)):
-        write_png(out / "samples" / f"{number:06d}.png", sample)
-    told: dict[str, object] = {
-        "directory": str(out),
-        "picture": str(out / "restoration.png"),
-        "method": found.method,
-        "operator": found.operator.name,
-        "samples": len(found.samples),
-        "noise": found.noise_std,
-        "residual": float(found.residual.square().mean().sqrt()),
-        "mean_deviation": float(found.std.mean()),
-        "evaluations": found.evaluations,
-        "gradients": found.gradients,
-        "unsolved": found.unsolved,
-        "psnr": None if truth is None else float(psnr(found.mean[None], truth[None])),
-    }
-    write_json(out / "restoration.json", told)
-    return told

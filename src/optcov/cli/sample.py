@@ -5,7 +5,6 @@ Under `accelerate launch -m optcov sample ...` each process draws a share of the
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,6 @@ from optcov.progress import track
 from optcov.text_table import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelerate import PartialState
-
     from optcov.bundle import Bundle, Sampler
 
 COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
@@ -122,7 +117,7 @@ def command(
         require_variance(sampler)
     announce(f"{caption}: draws {n} images to {out}; those that are there stay")
     with resumable(out):
-        done = _sample(sampler, caption, out, n, batch_size, file_format, state, labels)
+        done = _sample(sampler, caption, out, n, batch_size, file_format, labels)
     if not state.is_main_process:
         return
     if variance_map:
@@ -181,54 +176,25 @@ def require_variance(sampler: Sampler) -> None:
 
 
 def _sample(
-    sampler: Sampler,
-    caption: str,
-    out: Path,
-    n: int,
-    batch_size: int,
-    file_format: str,
-    state: PartialState,
-    labels: list[int],
+    sampler: Sampler, caption: str, out: Path, n: int, batch_size: int, file_format: str, labels: list[int]
 ) -> dict[str, Any]:
-    """Draw what is missing of the first n images, and say what was done."""
+    """Draw what is missing of the first n images, show them, and say what was done."""
+    from optcov.bundle.drawing import draw_to
     from optcov.bundle.pictures import draw_grid
-    from optcov.data import to_8bit
-    from optcov.data.sample_directory import SampleDirectory
-    from optcov.storage import directory_lock
+    from optcov.processes import this_process
 
-    settings = sampler.settings()
-    if labels:  # the rule instead of the labels themselves, so that more images may be drawn later
-        settings["condition"] = {"labels": labels, "images of a row": ROW}
-    evaluations, drawn_here = 0.0, 0
-    with directory_lock(out) if state.is_main_process else nullcontext():
-        directory = SampleDirectory(out, settings, file_format)
-        missing = directory.missing(n)
-        state.wait_for_everyone()  # nobody draws before everybody has seen what is missing
-        rank, ranks = state.process_index, state.num_processes
-        share = missing[len(missing) * rank // ranks : len(missing) * (rank + 1) // ranks]
-
-        def batches() -> Iterator[list[int]]:
-            nonlocal evaluations, drawn_here
-            for start in range(0, len(share), batch_size):
-                indices = list(share[start : start + batch_size])
-                drawn = sampler.draw(indices)
-                directory.save(to_8bit(sampler.bundle.as_images(drawn.x_0)), indices)
-                evaluations, drawn_here = evaluations + float(drawn.evaluations.sum()), drawn_here + len(indices)
-                yield indices
-
-        for _ in track(batches(), len(share), sampler.title, "images", len) if state.is_main_process else batches():
-            pass
-        state.wait_for_everyone()
-        if state.is_main_process:
-            draw_grid(directory.first(min(n, _shown(labels))), out / "grid.png", caption, ROW)
+    rule = {"labels": labels, "images of a row": ROW} if labels else None
+    done = draw_to(sampler, out, n, batch_size, file_format, rule)
+    if this_process().is_main_process:
+        draw_grid(done.first(min(n, _shown(labels))), out / "grid.png", caption, ROW)
     clamps = sampler.process.bounds if sampler.process else None
     return {
         "directory": str(out),
         "grid": str(out / "grid.png"),
         "images": n,
-        "drawn": len(missing),
-        "evaluations": evaluations / drawn_here if drawn_here else None,  # per image, of this process
-        "settings": settings,
+        "drawn": done.drawn,
+        "evaluations": done.evaluations,
+        "settings": done.settings,
         "clamped": {"below": clamps.below, "above": clamps.above, "of": clamps.total} if clamps else None,
     }
 

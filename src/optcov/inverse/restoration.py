@@ -70,6 +70,37 @@ class Restoration:
         draw_restoration(self, Path(path), truth, shown)
         return Path(path)
 
+    def save(self, directory: str | Path, truth: Tensor | None = None) -> dict[str, object]:
+        """Write picture, mean and samples of one image as PNG and the numbers as JSON; return what the JSON says."""
+        from optcov.data import to_8bit, write_png
+        from optcov.inverse.scores import psnr
+        from optcov.storage import write_json
+
+        if self.batched:
+            raise ValueError(f"{len(self.samples)} images are restored; save one at a time, or restore one measurement")
+        out = Path(directory)
+        (out / "samples").mkdir(parents=True, exist_ok=True)
+        self.plot(out / "restoration.png", truth)
+        write_png(out / "mean.png", to_8bit(self.mean[None])[0])
+        for number, sample in enumerate(to_8bit(self.samples)):
+            write_png(out / "samples" / f"{number:06d}.png", sample)
+        told: dict[str, object] = {
+            "directory": str(out),
+            "picture": str(out / "restoration.png"),
+            "method": self.method,
+            "operator": self.operator.name,
+            "samples": len(self.samples),
+            "noise": self.noise_std,
+            "residual": float(self.residual.square().mean().sqrt()),
+            "mean_deviation": float(self.std.mean()),
+            "evaluations": self.evaluations,
+            "gradients": self.gradients,
+            "unsolved": self.unsolved,
+            "psnr": None if truth is None else float(psnr(self.mean[None], truth[None])),
+        }
+        write_json(out / "restoration.json", told)
+        return told
+
     def __str__(self) -> str:
         return text_table("x_0 given a measurement", *self.cells())
 
