@@ -17,16 +17,14 @@ def measured(name):
 
 
 def row(label, found):
-    told, better = found["class less no class"], found["NPR less A"]
-    ratios, last = found["calibration by decile"]["npr"], max(found["accuracy"], key=int)
-    one, mean = (found["accuracy"][number] for number in ("1", last))
+    told, better, accuracy = found["class less no class"], found["NPR less A"], found["accuracy"]
+    ratios = found["calibration by decile"]["npr"]
     cells = (
         label,
         f"{found['NPR given the class']:.2f}",
         f"{told['difference']:+.3f} ± {told['standard_error']:.3f}",
         f"{better['difference']:+.2f} ± {better['standard_error']:.2f}",
-        f"{100 * one['mean']:.0f} ± {100 * one['standard_error']:.0f} %",
-        f"{100 * mean['mean']:.0f} ± {100 * mean['standard_error']:.0f} % ({last})",
+        f"{100 * accuracy['mean']:.0f} ± {100 * accuracy['standard_error']:.0f} %",
         f"{min(ratios):.2f} to {max(ratios):.2f}",
     )
     return "| " + " | ".join(cells) + " |"
