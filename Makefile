@@ -52,7 +52,9 @@ UNET := $(RECIPE) --layers 1 --batch-size 32 --schedule vp_sde --prediction v_pr
 train-fashion-2: $(INSTALLED)
 	$(BIN)/optcov data fashion-mnist data/fashion-mnist
 	$(THREADS) $(BIN)/optcov train data/fashion-mnist --out runs/fashion-2 --steps 10000 --channels 32,64,128 --no-flip $(UNET)
-	$(BIN)/optcov fit runs/fashion-2 data/fashion-mnist --out runs/fashion-2-bundle --heads sn,npr,ocm --half
+	$(THREADS) $(BIN)/optcov train data/fashion-mnist --out runs/fashion-2-further --start runs/fashion-2 --channels 32,64,128 \
+	    --no-flip $(UNET) --steps 13000 --learning-rate 7e-4 --seed 1
+	$(BIN)/optcov fit runs/fashion-2-further data/fashion-mnist --out runs/fashion-2-bundle --heads sn,npr,ocm --half
 	cp -r runs/fashion-2-bundle src/optcov/models/fashion-2
 
 train-cifar10: $(INSTALLED)
