@@ -47,10 +47,10 @@ def paired(a: Tensor, b: Tensor) -> dict[str, float]:
     return {"difference": float(difference.mean()), "standard_error": error, "z": float(difference.mean()) / error}
 
 
-def classified(bundle: Bundle, x_0: Tensor, labels: Tensor, steps: int, seeds: int) -> dict[str, Any]:
+def classified(bundle: Bundle, method: str, x_0: Tensor, labels: Tensor, steps: int, seeds: int) -> dict[str, Any]:
     """How well the mean bound of 1, 2, 4, ... noises tells the classes apart, and which ones it confuses."""
     repeats = torch.stack(
-        [bundle.class_log_probabilities(x_0, steps=steps, method="NPR-DDPM", seed=seed) for seed in range(seeds)]
+        [bundle.class_log_probabilities(x_0, steps=steps, method=method, seed=seed) for seed in range(seeds)]
     )
     numbers = [2**power for power in range(seeds.bit_length()) if 2**power <= seeds]
     results = {number: Classification.of(repeats[:number], labels) for number in numbers}
@@ -88,7 +88,8 @@ def measure(bundle: Bundle, data: str, count: int, steps: int, seeds: int) -> di
         "A given the class": float(analytic.mean()),
         "class less no class": paired(told, untold),
         "NPR less A": paired(told, analytic),
-        **classified(bundle, x_0, labels, steps, seeds),
+        "classes by NPR": classified(bundle, "NPR-DDPM", x_0, labels, steps, seeds),
+        "classes by A": classified(bundle, "A-DDPM", x_0, labels, steps, seeds),
         "calibration by decile": {name: entry["ratio"] for name, entry in calibration.items()},
     }
 

@@ -423,8 +423,9 @@ class Bundle:
         """log p(class given image) by the bound of each class, every class being as likely: float64 (B, classes).
 
         images: (n, C, H, W) in [-1, 1] or uint8, or a path. Columns are in the order of `class_numbers`; all classes
-        see the same noise. Costs steps times classes evaluations per image. options: method, by default the best one
-        with a bound; seed, batch_size, progress.
+        see the same noise. Costs steps times classes evaluations per image. options: method, by default A-DDPM, which
+        tells classes apart better than tighter bounds do (docs/how-to/classes-and-guidance.md); seed, batch_size,
+        progress.
         """
         from optcov.bundle.scoring import class_log_probabilities
 

@@ -292,7 +292,7 @@ def class_log_probabilities(
         check_whole(name, value, least)
     if bundle.classes is None:
         raise ValueError(f"{bundle.name} knows no classes, so that it cannot tell them apart")
-    method = method or scoring_method(bundle)
+    method = method or ("A-DDPM" if bundle.numbers is not None else scoring_method(bundle))
     _covariance_of(method)  # refuses one without a bound
     data = bundle.data_of(images, "test")
     process, trajectory = bundle.reverse_process(method, all_heads=False), bundle.trajectory(steps)
