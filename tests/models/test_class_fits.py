@@ -231,6 +231,16 @@ def test_class_log_probabilities_are_a_distribution_and_do_not_depend_on_batches
     assert float((other - found).abs().max()) > 1e-2
 
 
+def test_classes_are_told_apart_by_one_variance_per_time_unless_told():
+    """Not by the tightest bound: see docs/how-to/classes-and-guidance.md for what was measured."""
+    found, chosen, other = (
+        BUNDLE.class_log_probabilities(IMAGES[:2], steps=3, progress=False, **method)
+        for method in ({}, {"method": "A-DDPM"}, {"method": "NPR-DDPM"})
+    )
+    assert torch.equal(found, chosen)
+    assert not torch.equal(found, other)
+
+
 def test_class_log_probabilities_are_the_bounds_of_the_classes():
     found = BUNDLE.class_log_probabilities(IMAGES[:2], steps=3, method="SN-DDPM", progress=False)
     process = BUNDLE.reverse_process("SN-DDPM")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from torch import Tensor
-
 from optcov.bundle.sampler import Sampler
 from optcov.data import to_8bit
 from optcov.data.sample_directory import SampleDirectory
@@ -27,10 +25,6 @@ class DrawnFiles:
     settings: Mapping[str, Any]  # what determines the images
     drawn: int  # images that were missing
     evaluations: float | None  # of the network per image, of this process; None if it drew nothing
-
-    def first(self, count: int) -> Tensor:
-        """The first images, uint8 (count, C, H, W)."""
-        return self.directory.first(count)
 
 
 def draw_to(

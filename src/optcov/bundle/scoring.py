@@ -134,7 +134,7 @@ def sweep(
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
     told = scored.told(bundle, condition)
-    theirs = int(numbers_from.images.sum()) if isinstance(numbers_from, CostTable) else numbers_from and "bundle"
+    theirs = int(numbers_from.images.sum()) if isinstance(numbers_from, CostTable) else numbers_from is not None
     facts: tuple[Any, ...] = (len(images), kept, theirs)
     facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]
@@ -194,7 +194,7 @@ def bits_per_dim(
         for number in range(repeats):
             now = replace(conventions, seed=conventions.seed + number)
             chosen = None if train is None else sweep(bundle, train, now, work=work, lengths=steps, **options)
-            source = chosen or (None if bundle.numbers is None else bundle)
+            source = chosen if chosen is not None else None if bundle.numbers is None else bundle
             table = sweep(bundle, test, now, work=work, numbers_from=source, lengths=steps, **options)
             rates = table.clamp_rates()
             runs.append(likelihood_table(chosen, table, steps, now.last_variance))
@@ -292,7 +292,7 @@ def class_log_probabilities(
         check_whole(name, value, least)
     if bundle.classes is None:
         raise ValueError(f"{bundle.name} knows no classes, so that it cannot tell them apart")
-    method = method or ("A-DDPM" if bundle.numbers is not None else scoring_method(bundle))
+    method = method or _classifier(bundle)
     _covariance_of(method)  # refuses one without a bound
     data = bundle.data_of(images, "test")
     process, trajectory = bundle.reverse_process(method, all_heads=False), bundle.trajectory(steps)
@@ -306,9 +306,9 @@ def class_log_probabilities(
     return torch.cat(parts)
 
 
-def scoring_method(bundle: Bundle) -> str:
-    """The method with the least bound among those that the bundle can do."""
-    ways = {"NPR-DDPM": "npr" in bundle.heads, "SN-DDPM": "sn" in bundle.heads, "A-DDPM": bundle.numbers is not None}
+def _classifier(bundle: Bundle) -> str:
+    """The method whose bound tells classes apart best, among those that the bundle can do: not the tightest one."""
+    ways = {"A-DDPM": bundle.numbers is not None, "NPR-DDPM": "npr" in bundle.heads, "SN-DDPM": "sn" in bundle.heads}
     return next((method for method, possible in ways.items() if possible), "DDPM, beta-tilde")
 
 
@@ -352,7 +352,7 @@ def _covariance_of(method: str) -> str:
 def _numbers_per_time(
     bundle: Bundle, conventions: Conventions, numbers_from: CostTable | Bundle | None
 ) -> dict[str, PerTime | None]:
-    """Numbers per time by name: those of another sweep or of the bundle, and none that this sweep itself measures.
+    """Numbers per time by name, of another sweep or of the bundle; none where this sweep is to measure its own.
 
     A last step with the covariance's own variance needs them while the images stream, so that they are the bundle's.
     """
@@ -366,10 +366,8 @@ def _numbers_per_time(
             }
     wanted = conventions.covariances or tuple(Covariance.registry)
     needed = {Covariance.registry[name].number for name in wanted if name in Covariance.registry} - {None}
-    if (
-        conventions.covariances is None and bundle.numbers is not None
-    ):  # all that can be scored: files may lack a number
-        needed &= set(bundle.numbers.tensors())
+    if conventions.covariances is None and bundle.numbers is not None:
+        needed &= set(bundle.numbers.tensors())  # foreign files lack some, and nobody asked for their covariances
     return {str(name): bundle.per_time(str(name)) for name in needed}
 
 

@@ -186,7 +186,7 @@ def _sample(
     rule = {"labels": labels, "images of a row": ROW} if labels else None
     done = draw_to(sampler, out, n, batch_size, file_format, rule)
     if this_process().is_main_process:
-        draw_grid(done.first(min(n, _shown(labels))), out / "grid.png", caption, ROW)
+        draw_grid(done.directory.first(min(n, _shown(labels))), out / "grid.png", caption, ROW)
     clamps = sampler.process.bounds if sampler.process else None
     return {
         "directory": str(out),
