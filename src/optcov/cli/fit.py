@@ -48,7 +48,9 @@ def command(
     data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
     heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure the numbers per time."),
-    kind: str = typer.Option("auto", help="auto, timed, conv or residual. Residual heads are trained by AdamW."),
+    kind: str = typer.Option(
+        "auto", help="auto, timed, deep, conv or residual. Deep ones have hidden layers; residual ones train by AdamW."
+    ),
     images: int = typer.Option(4096, min=1, help="Images of a closed-form fit."),
     paper_exact: bool = typer.Option(
         False, help="Fit as the paper does: squared error, linear output; residual heads with dropout."

@@ -27,7 +27,9 @@ def command(
     clip: float = typer.Option(1.0, help="Largest norm of the gradient."),
     schedule: str = typer.Option("vp_sde", help="Noise schedule: vp_sde, linear, cosine or flow."),
     network: str = typer.Option("unet", help="unet, or dit: a transformer on patches, which needs --labels."),
-    patch_size: int = typer.Option(4, help="Side of the DiT's patches in pixels."),
+    patch_size: int | None = typer.Option(
+        None, help="Side in pixels of the patches that the network sees: 1 for the U-Net, 4 for the DiT."
+    ),
     width: int = typer.Option(128, help="Width of the DiT."),
     channels: str = typer.Option("32,64,96", help="Channels per level of the U-Net."),
     layers: int | None = typer.Option(None, help="Residual blocks per level (1), or blocks of a DiT (6)."),
@@ -68,11 +70,14 @@ def command(
         raise ValueError(f"--network {network!r} is neither unet nor dit")
     shape: UNetShape | DiTShape
     if network == "dit":
-        shape = DiTShape(patch_size, width, 6 if layers is None else layers, head_dim, dropout, labels)
+        shape = DiTShape(
+            4 if patch_size is None else patch_size, width, 6 if layers is None else layers, head_dim, dropout, labels
+        )
     else:
         levels_of_channels = tuple(numbers(channels, "--channels", "32,64,96"))
         blocks = 1 if layers is None else layers
-        shape = UNetShape(levels_of_channels, blocks, attention_levels, groups, head_dim, dropout, labels)
+        patch = 1 if patch_size is None else patch_size
+        shape = UNetShape(levels_of_channels, blocks, attention_levels, groups, head_dim, dropout, labels, patch)
     if levels not in ("uniform", "normal"):
         raise ValueError(f"--levels {levels!r} is neither uniform nor normal")
     images = image_data.load(data, split)

@@ -116,6 +116,13 @@ class Regression:
         zero = torch.zeros(len(target), dtype=torch.float64)
         return Regression(target, zero, zero + 1, zero + 1, spread)
 
+    def part(self, index: Tensor) -> Regression:
+        """That of some samples, by number."""
+        per_pixel = index.to(self.target.device)
+        spread = None if self.spread is None else self.spread[per_pixel]
+        offset, slope, weight = (values[index.to(values.device)] for values in (self.offset, self.slope, self.weight))
+        return Regression(self.target[per_pixel], offset, slope, weight, spread)
+
     def deviance(self, log_g: Tensor) -> Tensor:
         """-2 log quasi-likelihood of each pixel to a constant, (B, *D): y / g + log g where A = 0."""
         if self.spread is None:

@@ -54,8 +54,9 @@ LEARNED = "; the second half of its channels is a variance that it learned, kept
 class FitSettings:
     """How a fit is done. The defaults fit heads in closed form, in minutes.
 
-    kind: "auto" | "timed" | "conv" | "residual"; residual heads train by AdamW, with steps, learning_rate,
-    checkpoint_every and the score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
+    kind: "auto" | "timed" | "deep" | "conv" | "residual". Deep heads are timed heads with hidden layers, which train on
+    the features that the fit keeps. Residual heads train by AdamW, with steps, learning_rate, checkpoint_every and the
+    score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
     times, measure_images: where and on how many images each the numbers per time and the spectra are measured; 0 times
     are all of a discrete schedule, 0 images take the numbers from the fit's own samples, and leave the spectra out.
     evaluations: scales images, measure_images and calibration_samples so that the network is asked about so many times;
@@ -95,18 +96,18 @@ class FitSettings:
         return FitSettings(**options)
 
     def __post_init__(self) -> None:
-        scores = ("score_samples", "score_steps")
+        once = ("images", "steps", "batch_size", "checkpoint_every", "score_steps")  # of which there must be one
         work = (
             "images",
             "steps",
             "measure_images",
             "calibration_samples",
-            *scores,
+            "score_samples",
+            "score_steps",
             "evaluations",
-        )  # each is really done
-        for name in ("batch_size", "checkpoint_every", "times", *work):
-            least_one = ("images", "batch_size", "steps", "checkpoint_every", "score_steps")
-            value, positive = getattr(self, name), name in least_one
+        )
+        for name in dict.fromkeys((*once, "times", *work)):
+            value, positive = getattr(self, name), name in once
             if not isinstance(value, int) or value < positive:
                 raise TrainingError(
                     f"{name} = {value!r} must be a whole number{' of at least 1' if positive else ', 0 or more'}"
@@ -364,7 +365,8 @@ def fit(
 
     model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
     bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
-    or function, or a denoiser D(x, sigma).
+    or function, or a denoiser D(x, sigma). A network in memory is shared with the bundle: it is left in eval mode, with
+    its weights as they are and frozen.
     data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
     condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
     out for the calibration, unless the data has a test part of its own.

@@ -51,13 +51,13 @@ def new_heads(
 ) -> dict[str, HeadTask]:
     """Fresh heads by name ("sn", "npr", "range") that fit the network's features.
 
-    example: data (1, *D) of the shape to come. kind: "timed" | "conv" | "residual" | "dense"; by default timed for
-    images with loss "gamma", conv for images with loss "mse", and so for vectors before a named output layer, else
-    dense. loss: "gamma" gives exponential outputs, "mse" the paper's linear ones; the learned range is a linear
-    convolution head unless the others are residual or dense. A normalisation starts as the backbone's own, if the
-    tapped module is one. Where the backbone was tapped at its output layer (`Backbone.of`), timed and conv heads have
-    that layer's form. condition: what the network is told about the example. output: what it gives for it, if that is
-    known already.
+    example: data (1, *D) of the shape to come. kind: "timed" | "deep" | "conv" | "residual" | "dense"; by default
+    timed for images with loss "gamma", conv for images with loss "mse", and so for vectors before a named output
+    layer, else dense. loss: "gamma" gives exponential outputs, "mse" the paper's linear ones; the learned range is a
+    linear convolution head unless the others are residual or dense. A normalisation starts as the backbone's own, if
+    the tapped module is one. Where the backbone was tapped at its output layer (`Backbone.of`), timed, deep and conv
+    heads have that layer's form. condition: what the network is told about the example. output: what it gives for it,
+    if that is known already.
     """
     if not names:
         raise TrainingError("there is no head to fit; choose some, such as sn and npr")
@@ -70,19 +70,22 @@ def new_heads(
             told = check_condition(condition, len(example))
             output = network.features(example, network.schedule.final_time, **told)
     vectors, layered = example.ndim == 2, network.backbone.output_tap is not None
-    possible = ("timed", "conv") if vectors and layered else ("timed", "conv", "residual")
+    possible = ("timed", "deep", "conv") if vectors and layered else ("timed", "deep", "conv", "residual")
     possible = ("dense", *(possible if layered else ())) if vectors else possible
-    if kind is not None and kind in HEADS and kind not in possible:
+    if kind is not None and kind in (*HEADS, "deep") and kind not in possible:
         raise TrainingError(
             f"heads of kind {kind!r} do not read features of shape {tuple(output.features.shape)}; "
-            f"choose dense for vectors and timed, conv or residual for images"
+            f"choose dense for vectors and timed, deep, conv or residual for images"
         )
+    if kind == "deep" and not all(covariance.has_posterior for covariance in kinds.values()):
+        raise TrainingError("the head 'range' has no hidden layers; fit it in a second call, with kind timed")
     kind = kind or ("dense" if vectors and not layered else "timed" if loss == "gamma" else "conv")
-    tasks = {}
+    tasks: dict[str, HeadTask] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name in names:
             head = _new_head(network, output, example, *_choose(kinds[name], kind, loss))
+            _share_hidden_layers(head, tasks)
             head.unit = _unit(kinds[name], head, network.schedule)
             head.about = kinds[name].about if isinstance(head, TimedHead) else "zero"
             tasks[name] = HeadTask(head.to(example.device), kinds[name])
@@ -97,10 +100,10 @@ def _unit(covariance: type[Covariance], head: Head, schedule: Schedule) -> str:
 
 def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str, str]:
     """Kind, output transform and base of a head."""
-    if kind == "timed":
+    if kind in ("timed", "deep"):
         if loss != "gamma":
-            raise TrainingError('timed heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
-        return ("timed", "exp", "scale") if covariance.has_posterior else ("conv", "linear", "")
+            raise TrainingError(f'{kind} heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
+        return (kind, "exp", "scale") if covariance.has_posterior else ("conv", "linear", "")
     return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear", ""
 
 
@@ -118,8 +121,8 @@ def _new_head(
     form = Form() if tap is None else tap.form(output.features, example)
     own = None if tap is not None and not tap.normalised else groups  # the layer reads the features as they are
     head: ConvHead | TimedHead | ResidualHead
-    if kind == "timed":
-        head = TimedHead(features, channels, own, eps, base, **vars(form))
+    if kind in ("timed", "deep"):
+        head = TimedHead(features, channels, own, eps, base, **vars(form), hidden=features if kind == "deep" else 0)
     elif kind == "conv":
         head = ConvHead(features, channels, own, eps, transform, **vars(form))
     elif kind == "residual":
@@ -129,8 +132,15 @@ def _new_head(
             raise TrainingError("residual heads read images, not tokens; choose timed or conv")
         head = ResidualHead(features, channels, output.time_embedding.shape[1], groups, eps, transform)
     else:
-        raise TrainingError(f"unknown kind of head {kind!r}; choose timed, conv, residual or dense")
+        raise TrainingError(f"unknown kind of head {kind!r}; choose timed, deep, conv, residual or dense")
     first = head.norm1 if isinstance(head, ResidualHead) else head.norm
     if norm is not None and norm.affine and first is not None:
         first.load_state_dict(norm.state_dict())
     return head
+
+
+def _share_hidden_layers(head: Head, tasks: Mapping[str, HeadTask]) -> None:
+    """Start with the hidden layers of the first head: heads that are fitted together share what they read."""
+    first = next((task.module for task in tasks.values()), None)
+    if isinstance(head, TimedHead) and isinstance(first, TimedHead) and head.hidden and first.hidden:
+        head.hidden.load_state_dict(first.hidden.state_dict())

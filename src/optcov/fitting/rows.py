@@ -38,6 +38,14 @@ class Rows:
         targets = [r.target for r in self.regressions.values()]
         return sum(tensor.nbytes for tensor in (self.inputs, *self.predicted.values(), *targets, *spreads))
 
+    def part(self, index: Tensor) -> Rows:
+        """Some of its images, by number."""
+        own = index.to(self.inputs.device)
+        regressions = {name: regression.part(index) for name, regression in self.regressions.items()}
+        predicted = {unit: values[own] for unit, values in self.predicted.items()}
+        times, log_snr = self.times[index.to(self.times.device)], self.log_snr[own]
+        return Rows(self.inputs[own], predicted, times, log_snr, regressions, self.edge)
+
     def inner(self, values: Tensor) -> Tensor:
         """Values (B, C, h + 2 edge, w + 2 edge) of the positions inside the window, (B, C, h, w)."""
         return values[..., self.edge : -self.edge, self.edge : -self.edge] if self.edge else values

@@ -43,7 +43,7 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
 @final
 @dataclass(frozen=True)
 class UNetShape:
-    """Size of a UNet2DModel; see `optcov.networks.unet.build_unet`."""
+    """Size of a UNet2DModel, on patches of pixels if patch_size is above 1; see `optcov.networks.unet.build_unet`."""
 
     channels: Sequence[int] = (32, 64, 96)
     layers_per_block: int = 1
@@ -52,6 +52,7 @@ class UNetShape:
     head_dim: int = 32
     dropout: float = 0.0
     classes: int = 0  # labels it is conditioned on; 0: none
+    patch_size: int = 1
 
     def __post_init__(self) -> None:
         smallest = {
@@ -61,6 +62,7 @@ class UNetShape:
             "groups": 1,
             "head_dim": 1,
             "classes": 0,
+            "patch_size": 1,
         }
         for name, least in smallest.items():
             value = getattr(self, name)
@@ -81,9 +83,10 @@ class UNetShape:
         return build_unet(image_shape, **asdict(self), seed=seed)
 
     def settings(self) -> dict[str, Any]:
-        """The shape as a run records it; without classes, as runs before there were any."""
+        """The shape as a run records it; without classes and patches, as runs before there were any."""
         known = {**asdict(self), "channels": list(self.channels)}
-        return known if self.classes else {name: value for name, value in known.items() if name != "classes"}
+        usual = {"classes": 0, "patch_size": 1}
+        return {name: value for name, value in known.items() if value != usual.get(name)}
 
 
 @final

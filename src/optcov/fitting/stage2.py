@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from optcov.fitting.batches import Batches, condition_entry, step_generator
 from optcov.fitting.closed_form import FitReport, Reduce, fit_gamma, fit_least_squares, log_estimate
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.heads import HeadTask
+from optcov.fitting.hidden import train_hidden_layers
 from optcov.fitting.loop import Score, StepRecord, Training
 from optcov.fitting.measure import binned, velocity_squares
 from optcov.fitting.objectives import HeadObjective, check_loss, needs_probe, observe
@@ -93,7 +94,9 @@ class FeatureStream:
         batch = self.batches(number).part(rank, processes).to(self.accelerator.device)
         example, output = observe(self.network, self._process, batch, needs_probe(self.tasks))
         head = next(iter(self.tasks.values())).module
-        inputs = head.inputs(output.features, output.time_embedding)
+        inputs = (
+            head.activated(output.features) if _hidden(head) else head.inputs(output.features, output.time_embedding)
+        )
         regressions = {name: task.regression(example) for name, task in self.tasks.items()}
         asked = {task.module.unit for task in self.tasks.values() if task.module.needs_prediction}
         predicted = {unit: example.prediction.in_unit(unit) for unit in asked}
@@ -120,10 +123,24 @@ class FeatureStream:
             self.side = window_side(rows.inputs.shape[1:], edge, rows.nbytes // images, budget)
         if self.side is None:
             return rows
+        if _hidden(next(iter(self.tasks.values())).module):
+            raise TrainingError(
+                f"hidden layers are trained on the features of whole images, {rows.nbytes // images:,} bytes each, and "
+                f"there is room for {self.cache_bytes:,} bytes; use fewer images, or kind timed"
+            )
         generator = step_generator(self.batches.seed, "window", number)
         places = torch.rand(self.batches.batch_size, 2, generator=generator)
         own = places.tensor_split(self.accelerator.num_processes)[self.accelerator.process_index]
         return cut(rows, self.side, edge, own)
+
+    def train_hidden_layers(self, heads: Mapping[str, TimedHead]) -> None:
+        """Train the heads' hidden layers on what is kept, and keep what they give instead."""
+        if len(self._kept) < self.count:
+            deque(self(), maxlen=0)
+        train_hidden_layers(self._kept, heads, self.accelerator, self.batches.seed, self.progress)
+        hidden = next(iter(heads.values())).hidden
+        assert hidden is not None
+        self._kept = [replace(rows, inputs=hidden(rows.inputs)) for rows in self._kept]
 
     def scale_at(self, name: str, log_snr: Tensor) -> Tensor:
         """What a head's target is of the order of, at noise levels (n,), float64, interpolated in its logarithm."""
@@ -187,6 +204,8 @@ def fit_closed_form(
             reports.update(fit_least_squares(stream, squared, weights, reduce))
         if timed:
             set_scales(stream, timed)
+        if any(head.hidden is not None for head in timed.values()):
+            stream.train_hidden_layers(timed)
         if scored:
             reports.update(fit_gamma(stream, scored, reduce=reduce))
         if timed:
@@ -261,6 +280,10 @@ def _time_weights(stream: FeatureStream, heads: Mapping[str, Head]) -> dict[str,
         return lambda times: stream.scale_at(name, schedule.log_snr(times)).clamp(min=1e-12) ** -2
 
     return {name: weight(name) for name in heads}
+
+
+def _hidden(head: Head) -> TypeGuard[TimedHead]:
+    return isinstance(head, TimedHead) and head.hidden is not None
 
 
 def _check_shared_inputs(tasks: Mapping[str, HeadTask]) -> None:

@@ -1,8 +1,8 @@
 """diffusers' UNet2DModel, with config for the few things that the paper's networks need and it cannot say.
 
-Nothing here computes: the forward pass is UNet2DModel's own. Submodules that it has built are adjusted from
-the registered config, so that `save_pretrained` and `from_pretrained` keep all of it. By default nothing is
-adjusted.
+The forward pass is UNet2DModel's own. Submodules that it has built are adjusted from the registered config, so that
+`save_pretrained` and `from_pretrained` keep all of it. By default nothing is adjusted. With `patch_size` above 1 it
+sees each p x p patch of pixels as one position with p^2 times the channels, which costs a fraction of the time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from diffusers import UNet2DModel
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DOutput
 from diffusers.models.unets.unet_2d_blocks import AttnUpBlock2D
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 @final
@@ -26,6 +28,7 @@ class PaperUNet(UNet2DModel):  # type: ignore[misc]
     resample_shortcut: residual blocks that change the resolution have a 1x1 convolution beside them.
     single_up_attention: an ascending level has one attention, after its last block, not one after each.
     channels_per_group: a norm over C channels has min(C // channels_per_group, norm_num_groups) groups.
+    patch_size: side of the square of pixels that is one position; channels are ordered as by torch's pixel_shuffle.
     time_shift, time_scale: `forward` takes the network's own time argument; callers make it of the
         schedule's time t by (t - time_shift) * time_scale. UNet2DModel's is t - 1, hence the defaults.
     """
@@ -66,6 +69,7 @@ class PaperUNet(UNet2DModel):  # type: ignore[misc]
         resample_shortcut: bool = False,
         single_up_attention: bool = False,
         channels_per_group: int | None = None,
+        patch_size: int = 1,
         time_shift: float = 1.0,
         time_scale: float = 1.0,
     ):
@@ -74,8 +78,16 @@ class PaperUNet(UNet2DModel):  # type: ignore[misc]
         }
         if channels_per_group is not None:  # the groups are set below; 1 lets a narrow level be built at all
             arguments |= {"norm_num_groups": 1, "attn_norm_num_groups": 1}
+        if patch_size < 1:
+            raise ValueError(f"patch_size = {patch_size} of a U-Net must be at least 1")
+        arguments |= {"in_channels": in_channels * patch_size**2, "out_channels": out_channels * patch_size**2}
         super().__init__(**arguments)
-        self.register_to_config(norm_num_groups=norm_num_groups, attn_norm_num_groups=attn_norm_num_groups)
+        self.register_to_config(
+            norm_num_groups=norm_num_groups,
+            attn_norm_num_groups=attn_norm_num_groups,
+            in_channels=in_channels,
+            out_channels=out_channels,
+        )
         if single_up_attention:
             _keep_last_attention(self.up_blocks)
         for name, module in self.named_modules():
@@ -89,6 +101,16 @@ class PaperUNet(UNet2DModel):  # type: ignore[misc]
             elif isinstance(module, nn.GroupNorm) and channels_per_group is not None:
                 module.num_groups = _groups(name, module.num_channels, channels_per_group, norm_num_groups)
 
+    def forward(
+        self, sample: Tensor, timestep: Any, class_labels: Tensor | None = None, return_dict: bool = True
+    ) -> Any:
+        """Predict at images (B, C, H, W), as UNet2DModel does."""
+        side = self.config.patch_size
+        seen = functional.pixel_unshuffle(sample, side) if side > 1 else sample
+        raw = super().forward(seen, timestep, class_labels, return_dict=False)[0]
+        pixels = functional.pixel_shuffle(raw, side) if side > 1 else raw
+        return UNet2DOutput(sample=pixels) if return_dict else (pixels,)
+
 
 _OWN_SETTINGS = (
     "attention_heads",
@@ -96,6 +118,7 @@ _OWN_SETTINGS = (
     "resample_shortcut",
     "single_up_attention",
     "channels_per_group",
+    "patch_size",
     "time_shift",
     "time_scale",
 )

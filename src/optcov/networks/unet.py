@@ -17,26 +17,33 @@ def build_unet(
     head_dim: int = 32,
     dropout: float = 0.0,
     classes: int = 0,
+    patch_size: int = 1,
     seed: int = 0,
 ) -> nn.Module:
     """A fresh UNet2DModel for images (C, H, W), with attention at its lowest levels; weights depend on the seed.
 
     classes: how many labels it is conditioned on; one more, the last, stands for no label. 0: it takes no label.
+    patch_size: side of the patches of pixels that it sees as one position; above 1 it is a PaperUNet, and quicker.
     """
     from diffusers import UNet2DModel  # seconds to import
 
+    from optcov.networks.paper_unet import PaperUNet
+
     colours, height, width = image_shape
     levels = len(channels)
-    if height % 2 ** (levels - 1) or width % 2 ** (levels - 1):
+    multiple = patch_size * 2 ** (levels - 1)
+    if height % multiple or width % multiple:
+        patches = "" if patch_size == 1 else f" in patches of {patch_size}x{patch_size}"
         raise ValueError(
-            f"images of {height}x{width} cannot be halved {levels - 1} times, as {levels} levels do; "
-            f"use fewer levels of channels"
+            f"images of {height}x{width}{patches} cannot be halved {levels - 1} times, as {levels} levels do; "
+            f"use fewer levels of channels{' or smaller patches' if patches else ''}"
         )
     down = ["AttnDownBlock2D" if level >= levels - attention_levels else "DownBlock2D" for level in range(levels)]
     up = [name.replace("Down", "Up") for name in reversed(down)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        unet: nn.Module = UNet2DModel(
+        kind, own = (UNet2DModel, {}) if patch_size == 1 else (PaperUNet, {"patch_size": patch_size})
+        unet: nn.Module = kind(
             sample_size=height if height == width else (height, width),
             in_channels=colours,
             out_channels=colours,
@@ -48,5 +55,6 @@ def build_unet(
             attention_head_dim=head_dim,
             dropout=dropout,
             num_class_embeds=classes + 1 if classes else None,
+            **own,
         )
     return unet

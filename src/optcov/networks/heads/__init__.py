@@ -2,7 +2,8 @@
 
     conv       out(conv3x3(SiLU(norm(h))))
     residual   the same after a residual block that also sees the time embedding
-    timed      the convolution of the noise level, relative to the level's mean target: the default of `optcov fit`
+    timed      the convolution of the noise level, relative to the level's mean target: the default of `optcov fit`;
+               with two hidden layers before the convolution it is what `optcov fit --kind deep` fits
     dense      out(linear(SiLU(...SiLU(linear(SiLU(norm(h))))))) for features without pixels
 
 with h the features and `out` the output transform: "exp" is positive by construction, as second moments are;

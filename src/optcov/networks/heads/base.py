@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from optcov.networks.activation import Activation, activated
 from optcov.networks.form import VECTORS, Form
+from optcov.networks.heads.hidden import HiddenLayers
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
@@ -123,6 +124,11 @@ class ConvolutionalHead(Head):
 
     norm: nn.GroupNorm | None
     conv: ThinConv2d
+    hidden: HiddenLayers | None  # between the features and the convolution
+
+    def __init__(self, transform: str, settings: dict[str, Any]):
+        super().__init__(transform, settings)
+        self.hidden = None
 
     @property
     def last(self) -> nn.Module:
@@ -131,6 +137,11 @@ class ConvolutionalHead(Head):
     def inputs(
         self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
     ) -> Tensor:
+        seen = self.activated(features, activation)
+        return seen if self.hidden is None else self.hidden(seen)
+
+    def activated(self, features: Tensor, activation: Activation | None = None) -> Tensor:
+        """What the hidden layers see, or the convolution if there are none."""
         if self.form.order == VECTORS:
             features = features[:, :, None, None]
         return features if self.norm is None else activated(self.norm, features, activation)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from optcov.networks.form import VECTORS
 from optcov.networks.heads.base import ConvolutionalHead, optional_norm
+from optcov.networks.heads.hidden import HiddenLayers
 
 
 @final
@@ -26,8 +27,9 @@ class TimedHead(ConvolutionalHead):
     base, exp(c): an exponential of linear features has far too heavy a tail else. Between its knots, everything that
     depends on the level is linear in it. Fitted by `optcov.fitting.closed_form`.
 
-    groups=None leaves normalisation and SiLU out. kernel, patch, order: the form of the convolution, such as that of a
-    linear layer on tokens; see optcov.networks.form.
+    hidden: channels of two hidden layers before the convolution, or 0 for none. They see more of the image around a
+    pixel, and products of features. groups=None leaves normalisation and SiLU out. kernel, patch, order: the form of
+    the convolution, such as that of a linear layer on tokens; see optcov.networks.form.
     """
 
     kind = "timed"
@@ -45,8 +47,13 @@ class TimedHead(ConvolutionalHead):
         kernel: int = 3,
         patch: int = 1,
         order: str = "pqc",
+        hidden: int = 0,
     ):
         super().__init__("exp", locals())
+        if type(hidden) is not int or hidden < 0:
+            raise ValueError(f"hidden = {hidden!r} channels of a head must be a whole number, 0 for no hidden layers")
+        if not hidden:
+            del self.config["hidden"]  # as before there were any
         if base not in ("scale", "noise"):
             raise ValueError(f'unknown base {base!r} of a head; choose "scale" or "noise"')
         if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or scale_knots < 2 or ceiling <= 1:
@@ -57,7 +64,8 @@ class TimedHead(ConvolutionalHead):
         self.knots = tuple(float(knot) for knot in knots)
         self.parts = len(knots)
         self.norm = optional_norm(groups, in_channels, eps)
-        self.conv = self._last_layer(in_channels, len(knots) * out_channels)
+        self.hidden = HiddenLayers(in_channels, hidden, self.form.kernel) if hidden else None
+        self.conv = self._last_layer(hidden or in_channels, len(knots) * out_channels)
         self.scale_levels: Tensor
         self.log_scale: Tensor
         self.log_gain: Tensor
