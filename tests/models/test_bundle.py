@@ -352,7 +352,6 @@ def test_info_describes_a_bundle_for_people_and_machines(saved: Path) -> None:
 def test_512_test_images_come_with_the_package_and_their_licence() -> None:
     images = bundle.test_images("fashion")
     assert images.shape == (512, 1, 28, 28)
-    assert torch.equal(images, bundle.test_images("fashion-2"))
     again = data.ImageSet(data.to_8bit(images))
     assert again.checksum == "3a24e9070359d49c55bdeac76ae53cdd2d0977d3af6ff8fc4304f3d90979720c"
     licence = resources.files("optcov") / "models" / "fashion-images" / "LICENSE.txt"

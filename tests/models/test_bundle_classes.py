@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DDPMPipeline, DDPMScheduler
 from safetensors.torch import save_file
 
 import optcov
 from class_bundles import CLASSES, class_bundle, class_unet
+from close_outputs import assert_close_outputs
 from optcov import Schedule, bundle, storage
 from optcov.bundle import Bundle, BundleError
 from optcov.checkpoints import CheckpointError, import_model
@@ -237,3 +239,33 @@ def test_a_run_whose_classes_are_not_those_of_its_network_is_refused(
 def test_a_model_in_memory_with_classes_is_opened() -> None:
     opened = open_model((class_unet(), optcov.Schedule.linear()), empty_class=3)
     assert opened.classes == CLASSES
+
+
+@pytest.mark.parametrize("label", [1, None])
+def test_a_pipeline_of_diffusers_draws_a_class_or_images_of_any_class(label, tmp_path):
+    """Same start and step noise through DDPMPipeline and through optcov.sample; saved and loaded, it draws the same."""
+    bundle = class_bundle(Schedule.linear())
+    pipeline = optcov.attach(DDPMPipeline(bundle.unet, DDPMScheduler()), bundle, "NPR-DDPM", label=label)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.save_pretrained(tmp_path)
+    loaded = DDPMPipeline.from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+    options = {"batch_size": 2, "num_inference_steps": 4, "output_type": "pt"}
+    drawn, again = (p(**options, generator=torch.Generator().manual_seed(1)).images for p in (pipeline, loaded))
+    assert_close_outputs(again, drawn)
+    generator, shape = torch.Generator().manual_seed(1), (2, *bundle.image_shape)
+    x_0 = optcov.sample(
+        bundle.reverse_process("NPR-DDPM"),
+        bundle.trajectory(4),
+        start=torch.randn(shape, generator=generator),
+        noise=lambda t, s: torch.randn(shape, generator=generator),
+        noise_cap=bundle.noise_cap("NPR-DDPM"),
+        condition={} if label is None else {"class_labels": torch.tensor([label, label])},
+    )
+    assert (drawn - (x_0 / 2 + 0.5).clamp(0, 1)).abs().max() <= 1e-5
+
+
+def test_a_label_is_refused_where_there_are_no_classes():
+    bundle = small_bundle()
+    with pytest.raises(ValueError, match="label = 1, but small knows no classes; leave it out"):
+        optcov.attach(DDPMPipeline(bundle.unet, DDPMScheduler()), bundle, "NPR-DDPM", label=1)

@@ -235,13 +235,16 @@ def test_a_compiled_network_is_taken_as_the_one_that_it_was_made_from(stable_dif
     assert type(optcov.attach(pipeline, again).unet).__name__ == "UNet2DConditionModelWithHead"
 
 
-def test_a_pipeline_that_tells_no_class_gets_no_network_with_classes() -> None:
+def test_a_pipeline_that_tells_no_class_is_told_one() -> None:
     from diffusers import DDPMPipeline, DDPMScheduler
 
     model = (tiny.seeded(tiny.labelled_unet), DDPMScheduler())
     bundle = optcov.fit(model, (tiny.images(12, 8), torch.arange(12) % 4), **QUICK)
-    with pytest.raises(ValueError, match=r"DDPMPipeline tells its network no class, but that of UNet2DModel takes one"):
+    with pytest.raises(ValueError, match="classes and none that stands for no class; pass one, as label=0"):
         optcov.attach(DDPMPipeline(*model), bundle)
+    with pytest.raises(ValueError, match=r"label = 99 is no class of UNet2DModel; choose 0 to "):
+        optcov.attach(DDPMPipeline(*model), bundle, label=99)
+    assert optcov.attach(DDPMPipeline(*model), bundle, label=2).unet.config.class_label == 2
 
 
 def test_the_shift_of_a_solver_for_flow_matching_is_kept() -> None:

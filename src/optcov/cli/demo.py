@@ -9,7 +9,7 @@ import typer
 from optcov.console import announce, finish, print_json, print_table
 from optcov.progress import track
 
-MODEL = "fashion-2"
+MODEL = "fashion"
 METHODS_SHOWN = ["DDPM, beta", "DDPM, beta-tilde", "A-DDPM", "NPR-DDPM", "SN-DDPM"]
 STEPS_SHOWN = [5, 10, 25]
 CLASSES_SHOWN = [0, 5, 7, 8]  # a T-shirt, a sandal, a sneaker, a bag

@@ -22,7 +22,8 @@ from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
-from optcov.schedule import Schedule
+from optcov.networks.classes import LABELS
+from optcov.schedule import Schedule, is_whole
 
 __all__ = [
     "FlowMatchOptimalCovarianceScheduler",
@@ -37,7 +38,12 @@ TRAJECTORIES = ("even", "optimal")
 
 
 def attach(
-    pipeline: Any, bundle: Bundle, method: str = DEFAULT_METHOD, trajectory: str = "even", clip_mean: bool = True
+    pipeline: Any,
+    bundle: Bundle,
+    method: str = DEFAULT_METHOD,
+    trajectory: str = "even",
+    clip_mean: bool = True,
+    label: int | None = None,
 ) -> Any:
     """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 
@@ -46,7 +52,8 @@ def attach(
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
     of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
     2M" takes the times that the bundle has matched noise for on that schedule. clip_mean=False clips x0_hat in
-    the last step only (docs/clipping.md).
+    the last step only (docs/clipping.md). label: the class that a pipeline without classes, such as DDPMPipeline,
+    draws from a bundle of classes; by default the one that stands for no class.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -60,6 +67,8 @@ def attach(
         )
     family = FAMILIES.get(type(pipeline).__name__)
     if family is not None and family.decoder is not None:
+        if label is not None:
+            raise ValueError(f"label = {label!r} is for pipelines of images; tell {type(pipeline).__name__} the class")
         if row.solver == "matched":
             raise ValueError(
                 f"{row.name} has no scheduler for pipelines of latents; sample by bundle.sample(n, method={row.name!r})"
@@ -70,6 +79,7 @@ def attach(
     if row.solver != "matched":
         bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
+    label = _class_label(bundle, label)
     matched = row.solver == "matched"
     scheduler: Any = (
         _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory, clip_mean=clip_mean)
@@ -79,7 +89,7 @@ def attach(
             f"the pipeline's network has other weights than that of {bundle.name}, which takes its place; to keep it, "
             f"fit the pipeline"
         )
-    unet = _network(bundle, row).to(pipeline.device)
+    unet = _network(bundle, row, label).to(pipeline.device)
     pipeline.register_modules(unet=unet, scheduler=scheduler)
     return pipeline
 
@@ -95,11 +105,6 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "
             f"{list(bundle.data_range)}; give a pipeline of images such as DDPMPipeline"
         )
-    if bundle.classes is not None:
-        raise ValueError(
-            f"{kind} tells its network no class, but that of {bundle.name} takes one; sample by "
-            f"bundle.sample(n, labels=...)"
-        )
     unet = getattr(unet, "_orig_mod", unet)  # of a network that torch.compile made
     known: Any = (*UNETS.values(), UNetWithHead)
     if not isinstance(unet, known):
@@ -108,7 +113,7 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"OptimalCovarianceScheduler, which needs no change of the network"
         )
     config = unet.config
-    if config.get("class_embed_type") is not None or config.get("num_class_embeds") is not None:
+    if bundle.classes is None and (config.get("class_embed_type") or config.get("num_class_embeds")):
         raise ValueError(f"the network of this {kind} is conditional on a class, but the bundle's is not")
     channels, *sides = bundle.image_shape
     if config["in_channels"] != channels:
@@ -123,6 +128,25 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"the network of this {kind} takes images of {' x '.join(map(str, found))} pixels, but the bundle's takes "
             f"{' x '.join(map(str, sides))}"
         )
+
+
+def _class_label(bundle: Bundle, label: int | None) -> int | None:
+    """The class of every image that the pipeline draws; None for a bundle without classes."""
+    empty = bundle.empty_condition.get(LABELS)
+    if bundle.classes is None:
+        if label is not None:
+            raise ValueError(f"label = {label!r}, but {bundle.name} knows no classes; leave it out")
+        return None
+    if label is None and empty is None:
+        raise ValueError(
+            f"{bundle.name} knows {bundle.classes} classes and none that stands for no class; pass one, as label=0"
+        )
+    if label is not None and (not is_whole(label) or label not in bundle.class_numbers):
+        raise ValueError(
+            f"label = {label!r} is no class of {bundle.name}; choose {bundle.class_numbers[0]} to "
+            f"{bundle.class_numbers[-1]}, or leave it out for images of any class"
+        )
+    return int(label if label is not None else empty)  # type: ignore[arg-type]
 
 
 def _differ(network: nn.Module, other: nn.Module) -> bool:
@@ -147,15 +171,15 @@ def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:
     return scheduler
 
 
-def _network(bundle: Bundle, row: Method) -> nn.Module:
-    """The bundle's U-Net as it is, if it needs neither a head nor other times than diffusers'."""
+def _network(bundle: Bundle, row: Method, label: int | None) -> nn.Module:
+    """The bundle's U-Net as it is, if it needs neither a head, a class nor other times than diffusers'."""
     network = bundle.network
     needed = None if row.covariance is None else find_covariance(row.covariance).head
     head = None if needed is None or (needed == "range" and network.learned_range) else bundle.heads[needed]
     times = bundle.schedule.full_grid()
     arguments = network.arguments(times)
     own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))
-    if head is None and own:
+    if head is None and own and label is None:
         return bundle.unet
     wrapped: nn.Module = UNetWithHead.wrap(
         bundle.unet,
@@ -163,5 +187,6 @@ def _network(bundle: Bundle, row: Method) -> nn.Module:
         None if own else arguments.tolist(),
         bundle.schedule.log_snr(times).tolist(),
         network.parameterisation,
+        label,
     )
     return wrapped

@@ -15,6 +15,7 @@ from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor, nn
 
 from optcov.networks import Backbone, Head, build_head, head_config
+from optcov.networks.classes import LABELS
 from optcov.networks.paper_unet import PaperUNet
 from optcov.prediction import Prediction
 
@@ -28,6 +29,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
     only needs its times translated. time_arguments: what the U-Net takes as time at each timestep 0..N-1 of the
     scheduler, or None if that is the timestep itself. log_snrs: the log-SNR at each timestep, for heads that ask, and
     to find the predicted noise where prediction_type says that the U-Net predicts something else.
+    class_label: the class of every image, for a U-Net of classes in a pipeline that tells it none.
     in_channels and sample_size are what pipelines ask for. Use `wrap` to build one from parts at hand.
     """
 
@@ -41,6 +43,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         sample_size: int | tuple[int, int] | None = None,
         log_snrs: list[float] | None = None,
         prediction_type: str = "epsilon",
+        class_label: int | None = None,
     ):
         super().__init__()
         name = unet.get("_class_name")
@@ -59,6 +62,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         time_arguments: Sequence[float] | None = None,
         log_snrs: Sequence[float] | None = None,
         prediction_type: str = "epsilon",
+        class_label: int | None = None,
     ) -> UNetWithHead:
         """Join a U-Net and a head, which are shared, not copied."""
         config: Any = unet.config
@@ -70,6 +74,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             config.sample_size,
             None if log_snrs is None else [float(level) for level in log_snrs],
             prediction_type,
+            class_label,
         )
         wrapped.backbone, wrapped.moment_head = Backbone.of(unet), head
         return wrapped.eval()  # type: ignore[no-any-return]
@@ -78,7 +83,9 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self, sample: Tensor, timestep: int | float | Tensor, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
         """Predict at x_t (B, C, H, W) and a timestep, a number or (B,): (B, 2C, H, W), or C channels without a head."""
-        output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)))
+        label = self.config.class_label
+        told = {} if label is None else {LABELS: torch.full((len(sample),), label, device=sample.device)}
+        output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)), **told)
         prediction = output.output
         if self.moment_head is not None:
             raw = prediction[:, : sample.shape[1]]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle import Bundle, Sampler
+from optcov.bundle.sampler import labels_in_rows
 from optcov.data import ImageSet, to_8bit
 from optcov.experiments.tables.cells import Result
 from optcov.metrics import Extractor, measure_frechet, measure_kernel
@@ -65,6 +66,7 @@ def compute_distance(
 
 def _sampler(bundle: Bundle, settings: Mapping[str, Any]) -> Sampler:
     times = settings["times"]
+    classes = bundle.class_numbers if "labels" in settings else []
     return Sampler(
         bundle,
         settings["method"],
@@ -72,6 +74,7 @@ def _sampler(bundle: Bundle, settings: Mapping[str, Any]) -> Sampler:
         settings["seed"],
         trajectory="even" if times is None else Trajectory(times),
         tolerance=settings["tolerance"] or 0.05,
+        condition=labels_in_rows(classes, settings["samples"]),
     )
 
 

@@ -106,6 +106,10 @@ class Evaluation:
             return ()
         return ("The paper's numbers are of other networks, and of their data: compare orderings, not values.",)
 
+    def names(self, method: str) -> bool:
+        """Whether a row was asked for by its name."""
+        return self._methods is not None and method in self._methods
+
     def wants(self, method: str) -> bool:
         """Whether a row was asked for; all were if none was named."""
         return self._methods is None or method in self._methods
@@ -175,6 +179,7 @@ class Evaluation:
             "seed": self.seed,
             "features": self.extractor.identity,
             "reference": self.reference.identity,
+            **({"labels": "in turn"} if self.bundle.classes else {}),
         }
         how = f"K = {steps}" if tolerance is None else f"tolerance {tolerance}"
         label = f"{method}, {how}{', OT' if times is not None else ''} ({schedule})"
