@@ -2,9 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Settings of the embedded model's second stage.
-FASHION_FIT := --images 12288 --measure-images 512 --flip --half --heads sn,npr,range
-FASHION_TRAJECTORY := --images 128 --times 200
 # One thread per process, unless the environment says otherwise: two test processes share two cores without fighting.
 OMP_NUM_THREADS ?= 1
 THREADS := OMP_NUM_THREADS=$(OMP_NUM_THREADS) OMP_WAIT_POLICY=PASSIVE
@@ -19,7 +16,7 @@ NUMERIC := tests/core $(NUMERIC_MODELS:%=tests/models/test_%.py) \
 # It trains for 2,300 steps, a quarter of the time of all the others together.
 NUMERIC_BUT := approaches_the_oracle
 
-.PHONY: demo test test-other-cpu test-long lint format docs wheel train-fashion train-fashion-2 train-cifar10 train-flow-dit clean
+.PHONY: demo test test-other-cpu test-long lint format docs wheel train-fashion train-cifar10 train-flow-dit clean
 
 demo: $(INSTALLED)
 	$(BIN)/optcov demo
@@ -34,33 +31,26 @@ test-other-cpu: $(INSTALLED)
 test-long: $(INSTALLED)
 	$(THREADS) $(BIN)/python -m pytest -m long
 
-# The embedded model, from the images to its place in the package: hours on two cores, resumable at every step.
-FASHION := runs/fashion
-train-fashion: $(INSTALLED)
-	$(BIN)/optcov data fashion-mnist data/fashion-mnist
-	$(BIN)/optcov train data/fashion-mnist --out $(FASHION)/backbone --steps 5500 --batch-size 64 \
-	    --learning-rate 1.5e-3 --warmup 200 --ema 0.999 --channels 32,64,96 --layers 1 --groups 8 --head-dim 32 \
-	    --schedule vp_sde --seed 0 --checkpoint-every 250
-	$(BIN)/optcov fit $(FASHION)/backbone data/fashion-mnist --out $(FASHION)/fashion $(FASHION_FIT)
-	$(BIN)/optcov trajectory $(FASHION)/fashion data/fashion-mnist $(FASHION_TRAJECTORY)
-	cp -r $(FASHION)/fashion src/optcov/models/
-
-# The next embedded models: class-conditional, in training. Each goes on from its last checkpoint. One thread each: two trainings
-# side by side do a third more than one on two threads.
+# The embedded models, from the images to their place in the package: hours on two cores, resumable at every step. Both are
+# class-conditional. One thread each: two trainings side by side do a third more than one on two threads.
 RECIPE := --learning-rate 1e-3 --groups 8 --head-dim 32 --labels 10 --seed 0 --checkpoint-every 500 --ema 0.999 --warmup 300
 UNET := $(RECIPE) --layers 1 --batch-size 32 --schedule vp_sde --prediction v_prediction --levels normal
-train-fashion-2: $(INSTALLED)
+FASHION := data/fashion-mnist --channels 32,64,128 --no-flip $(UNET)
+CIFAR10 := data/cifar10 --channels 48,96,128 --patch-size 2 --attention-levels 2 $(UNET)
+train-fashion: $(INSTALLED)
 	$(BIN)/optcov data fashion-mnist data/fashion-mnist
-	$(THREADS) $(BIN)/optcov train data/fashion-mnist --out runs/fashion-2 --steps 10000 --channels 32,64,128 --no-flip $(UNET)
-	$(THREADS) $(BIN)/optcov train data/fashion-mnist --out runs/fashion-2-further --start runs/fashion-2 --channels 32,64,128 \
-	    --no-flip $(UNET) --steps 13000 --learning-rate 7e-4 --seed 1
-	$(BIN)/optcov fit runs/fashion-2-further data/fashion-mnist --out runs/fashion-2-bundle --heads sn,npr,ocm --half
-	cp -r runs/fashion-2-bundle src/optcov/models/fashion-2
+	$(THREADS) $(BIN)/optcov train $(FASHION) --out runs/fashion-a --steps 10000
+	$(THREADS) $(BIN)/optcov train $(FASHION) --out runs/fashion-b --start runs/fashion-a --steps 13000 --learning-rate 7e-4 --seed 1
+	$(BIN)/optcov fit runs/fashion-b data/fashion-mnist --out runs/fashion-c --heads sn,npr --kind deep --images 8192 --half
+	$(BIN)/optcov fit runs/fashion-c data/fashion-mnist --out runs/fashion --heads ocm,range --half
+	$(BIN)/optcov trajectory runs/fashion data/fashion-mnist --images 128 --times 200
+	cp -r runs/fashion src/optcov/models/
 
 train-cifar10: $(INSTALLED)
 	$(BIN)/optcov data cifar10 data/cifar10
-	$(THREADS) $(BIN)/optcov train data/cifar10 --out runs/cifar10 --steps 60000 --channels 32,64,96,128 \
-	    --attention-levels 2 $(UNET)
+	$(THREADS) $(BIN)/optcov train $(CIFAR10) --out runs/cifar10-a --steps 13000
+	$(BIN)/optcov fit runs/cifar10-a data/cifar10 --out runs/cifar10 --heads sn,npr --kind deep --images 8192 --half --flip
+	cp -r runs/cifar10 src/optcov/models/
 
 # A transformer on patches by flow matching, to see that heads on tokens do what heads on pixels do.
 train-flow-dit: $(INSTALLED)

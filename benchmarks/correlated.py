@@ -1,60 +1,18 @@
-"""What correlations gain in the bound, and what they cost in a step.
+"""What a correlated step costs beside a diagonal one, for images of 3x32x32: python benchmarks/correlated.py
 
-    python benchmarks/correlated.py bound BUNDLE DATA --images 64      bits/dim at even times, paired by image and noise
-    python benchmarks/correlated.py step                               a correlated step against a diagonal one, 3x32x32
-
-BUNDLE: one that `optcov fit` made, so that it has spectra. DATA: its test images, which no fit has seen.
+What correlations gain, benchmarks/covariances.py measures.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 
 import torch
 
-import optcov
-from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, cost_table
-from optcov.data import load as load_data
+from optcov import ForwardProcess, ReverseProcess, Schedule
 from optcov.prediction import NoisePrediction
-
-SCORED = ("npr_isotropic", "spectral", "npr", "npr_correlated", "sn", "sn_correlated")
-
-
-def bound(bundle_directory: str, data: str, images: int, first: int, steps: int, schedule: str) -> None:
-    """Print the bits/dim of each covariance, and its difference from NPR with a paired standard error."""
-    bundle = optcov.load(bundle_directory, schedule=schedule)
-    x_0 = load_data(data, "test").x_0(torch.arange(first, first + images))
-    kinds = [name for name in SCORED if not name.startswith("sn") or "sn" in bundle.heads]
-    process = ReverseProcess(bundle.network, ForwardProcess(bundle.schedule), "beta_tilde", bundle.data_range)
-    trajectory = Trajectory.even(bundle.schedule, steps)
-    table = cost_table(
-        process,
-        x_0,
-        kinds,
-        times=trajectory.times,
-        last_variances=["paper"],
-        groups=images,  # each image apart
-        mean_square_residual=bundle.per_time("mean_square_residual"),
-        spectra={name: bundle.spectrum(name) for name in bundle.spectra.names},
-    )
-    bits = {name: table.group_bits_per_dim(name, trajectory) for name in kinds}
-    print(f"{bundle.name}, {schedule}, K = {steps}, even, test images {first} to {first + images - 1}")
-    for name in kinds:
-        difference = bits[name] - bits["npr"]
-        error = float(difference.std()) / math.sqrt(images)
-        line = f"{name:16} {float(bits[name].mean()):7.4f} bits/dim"
-        if name != "npr":
-            gain = float(difference.mean())
-            line += f"   from npr {gain:+.4f} +- {error:.4f}, z = {gain / error:+.1f}"
-        print(line)
-    correlated, diagonal = bits.get("sn_correlated"), bits.get("sn")
-    if correlated is not None and diagonal is not None:
-        difference = correlated - diagonal
-        error = float(difference.std()) / math.sqrt(images)
-        print(f"sn_correlated from sn {float(difference.mean()):+.4f} +- {error:.4f}")
 
 
 def step(batch: int, repeats: int, threads: int) -> None:
@@ -104,23 +62,11 @@ def step(batch: int, repeats: int, threads: int) -> None:
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    bounds = commands.add_parser("bound")
-    bounds.add_argument("bundle")
-    bounds.add_argument("data")
-    bounds.add_argument("--images", type=int, default=64)
-    bounds.add_argument("--first", type=int, default=0)
-    bounds.add_argument("--steps", type=int, default=10)
-    bounds.add_argument("--schedule", default="linear")
-    steps = commands.add_parser("step")
-    steps.add_argument("--batch", type=int, default=64)
-    steps.add_argument("--repeats", type=int, default=5)
-    steps.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    if given.command == "bound":
-        bound(given.bundle, given.data, given.images, given.first, given.steps, given.schedule)
-    else:
-        step(given.batch, given.repeats, given.threads)
+    step(given.batch, given.repeats, given.threads)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from matplotlib import pyplot
 
 MEASURED = Path(__file__).parent.parent / "measurements" / "training"
 SHOWN = {
-    "fashion-2": "U-Net of velocities on Fashion-MNIST",
+    "fashion": "U-Net of velocities on Fashion-MNIST",
     "flow-dit": "DiT by flow matching on Fashion-MNIST",
     "cifar10": "U-Net of velocities on CIFAR-10",
 }

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "classes-and-guidance.md"
-MODELS = {"U-Net": "fashion-2", "flow DiT": "flow-dit"}
+MODELS = {"U-Net": "fashion", "flow DiT": "flow-dit"}
 
 
 def measured(name):
@@ -47,7 +47,7 @@ def test_a_label_and_a_head_tighten_the_bound_and_the_head_is_calibrated(label):
 
 
 def test_the_classifier_of_the_embedded_model_is_right_for_four_images_of_five():
-    assert measured("fashion-2")["classes by A"]["accuracy"]["1"]["mean"] >= 0.8
+    assert measured("fashion")["classes by A"]["accuracy"]["1"]["mean"] >= 0.8
 
 
 @pytest.mark.parametrize("label", MODELS)

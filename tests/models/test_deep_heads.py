@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import optcov
+import optcov.fitting.fit as fit_module
 from close_outputs import assert_close_outputs
 from optcov.fitting import Batches, TrainingError, calibrate, fit_closed_form, hidden, new_heads
 from optcov.fitting.closed_form import log_estimate
@@ -86,6 +87,13 @@ def test_a_bundle_keeps_deep_heads(tmp_path):
 def test_what_deep_heads_cannot_do_is_said_before_any_work(names, options, said):
     with pytest.raises(TrainingError, match=said):
         new_heads(tiny_network(), images().x_0(torch.arange(1)), names, "deep", **options)
+
+
+def test_a_fit_that_has_no_room_for_hidden_layers_is_refused_before_it_begins(monkeypatch):
+    monkeypatch.setattr(fit_module, "CACHE_BYTES", 2**16)
+    model = (tiny_network().backbone.module, optcov.Schedule.vp_sde(), "epsilon")
+    with pytest.raises(TrainingError, match="there is room for 32 images; use fewer images, or kind timed"):
+        optcov.fit(model, images().x_0(torch.arange(40)), kind="deep", layer="conv_out")
 
 
 def test_hidden_layers_need_the_features_of_whole_images():

@@ -10,6 +10,7 @@ import torch
 
 from optcov.fitting.calibration import calibration_batches
 from optcov.fitting.config import TrainingError
+from optcov.fitting.hidden import STEPS
 from optcov.processes import accelerator
 
 if TYPE_CHECKING:
@@ -72,13 +73,15 @@ class FitEstimate:
     seconds: float  # of the network
     bytes: int  # of features that are kept between the passes of a closed-form fit
     cut: bool = False  # whether these are a window of each image, because whole ones do not fit
+    hidden_steps: int = 0  # in which hidden layers train on these, without the network
 
     def __str__(self) -> str:
         minutes = self.seconds / 60
         span = f"{minutes:.0f} minutes" if minutes >= 2 else f"{self.seconds:.0f} seconds"
         kept = f", and keeps {self.bytes / 1e9:.2g} GB of features in memory" if self.bytes else ""
         more = " (a window of each image: whole ones do not fit)" if self.cut else ""
-        return f"makes {self.evaluations:,} network evaluations, about {span} on this machine{kept}{more}"
+        trained = f"; then trains hidden layers for {self.hidden_steps:,} steps" if self.hidden_steps else ""
+        return f"makes {self.evaluations:,} network evaluations, about {span} on this machine{kept}{more}{trained}"
 
 
 @torch.no_grad()
@@ -96,5 +99,9 @@ def estimate(plan: FitPlan, cache_bytes: int) -> FitEstimate:
     wanted = each * plan.settings.images if plan.closed_form else 0
     count = evaluations(plan)
     return FitEstimate(
-        count, seconds / len(batch.x_0) * count, min(cache_bytes, wanted), plan.closed_form and wanted > cache_bytes
+        count,
+        seconds / len(batch.x_0) * count,
+        min(cache_bytes, wanted),
+        plan.closed_form and wanted > cache_bytes,
+        STEPS if plan.settings.kind == "deep" else 0,
     )

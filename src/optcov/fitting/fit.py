@@ -184,6 +184,11 @@ class FitPlan:
         chosen = (self.heads, kind, self.loss, settings.seed)
         self.tasks = new_heads(bundle.network, example, *chosen, output=output) if self.heads else {}
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
+        if self.tasks and settings.kind == "deep" and output.features.nbytes * settings.images > CACHE_BYTES:
+            raise TrainingError(
+                f"hidden layers train on the features of whole images, {output.features.nbytes:,} bytes each; there "
+                f"is room for {CACHE_BYTES // output.features.nbytes} images; use fewer images, or kind timed"
+            )
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
         # the latent of a mirrored image is not the mirrored latent

@@ -1,0 +1,237 @@
+"""The tables, verdicts and plot of docs/what-holds.md, and the tables of README.md, made of the measured cells.
+
+`python scripts/results_page.py` writes them anew from measurements/MODEL/*.jsonl, which `optcov table` fills. No number
+is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from optcov.experiments.tables.claims import Difference, row_differences
+from optcov.experiments.tables.distances import BEYOND, DISCRETE, distance_entry
+from optcov.experiments.tables.result import Entry, Row, Section
+from optcov.experiments.tables.scoring import row_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, README = ROOT / "docs" / "what-holds.md", ROOT / "README.md"
+PLOT = ROOT / "docs" / "images" / "results.png"
+MEASURED = ROOT / "measurements"
+BEGIN, END = "<!-- made by scripts/results_page.py: {} -->", "<!-- /made: {} -->"
+SCHEDULE = "linear"
+PAPER = tuple(name for names in DISCRETE.values() for name in names)
+OURS = tuple(name for names in BEYOND.values() for name in names)
+PEERS = ("DPM-Solver++", "SDE-DPM-Solver++", "UniPC")
+COLOURS = {"beta": "#d98c3f", "tilde": "#909090", "A-": "#8a63b8", "SN-": "#3a9d6e", "NPR-": "#1f6fb4", "DDIM": "#c44"}
+BETTER_BITS = (("NPR-DDPM", "A-DDPM"), ("A-DDPM", "DDPM, beta"), ("NPR-DDPM", "SN-DDPM"), ("SN-DDPM", "A-DDPM"))
+BETTER_IMAGES = (
+    *(("SN-DDPM", "A-DDPM"), ("NPR-DDPM", "A-DDPM"), ("SN-DDPM", "NPR-DDPM"), ("A-DDPM", "DDPM, beta-tilde")),
+    *(("SN-DDIM", "A-DDIM"), ("NPR-DDIM", "A-DDIM"), ("SN-DDIM", "DDIM"), ("A-DDIM", "DDIM"), ("A-DDIM", "A-DDPM")),
+    *(("CNPR-DDPM", "NPR-DDPM"), ("CNPR-DDIM", "NPR-DDIM")),
+)
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a model on the linear schedule, along even times."""
+
+    bits: Mapping[str, Mapping[int, Mapping[str, Any]]]  # row -> K -> bits_per_dim, and the difference from NPR
+    gains: Mapping[str, Mapping[int, Mapping[str, float]]]  # row -> K -> optimal less even times
+    images: Mapping[str, Mapping[int, Mapping[str, Any]]]  # row -> K -> result of a cell
+    distance: str  # FD-fashion or FID
+    samples: int
+
+    @staticmethod
+    def of(model: str, measured: Path = MEASURED) -> Measured:
+        """From the cells in a directory."""
+        paths = sorted((measured / model).glob("*.jsonl"))
+        cells = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+        here = [cell for cell in cells if cell["settings"].get("schedule_name") == SCHEDULE]
+        drawn = [c for c in here if c["kind"] == "distance" and not c["settings"]["times"]]
+        most = max((cell["settings"]["samples"] for cell in drawn), default=0)
+        images: dict[str, dict[int, Any]] = {}
+        for cell in drawn:
+            if cell["settings"]["samples"] == most:
+                images.setdefault(cell["settings"]["method"], {})[cell["settings"]["steps"]] = cell["result"]
+        scored = [c for c in here if c["kind"] == "likelihood" and c["settings"]["image_seed"] is None]
+        largest = max(scored, key=lambda cell: cell["settings"]["images"], default=None)
+        bits: dict[str, dict[int, Any]] = {}
+        gains: dict[str, dict[int, Any]] = {}
+        for row in largest["result"]["rows"] if largest else []:
+            place = bits if row["kind"] == "ET" else gains
+            place.setdefault(row_of(row["covariance"]), {})[row["K"]] = row if row["kind"] == "ET" else row["gain"]
+        return Measured(bits, gains, images, drawn[0]["result"]["name"] if drawn else "", most)
+
+    def section(self) -> Section:
+        """The distances as a table of the package."""
+        steps = sorted({K for row in self.images.values() for K in row})
+        rows = [
+            Row(name, tuple(distance_entry(row[K]) if K in row else Entry(text="") for K in steps))
+            for name, row in self.images.items()
+        ]
+        return Section(SCHEDULE, tuple(f"K = {K}" for K in steps), tuple(rows))
+
+
+def table(found: Measured, decimals: tuple[int, int] = (3, 2)) -> str:
+    """Bits/dim and distances by method and number of steps."""
+    bit_steps = [K for K in (10, 25, 50, 100, 200, 1000) if any(K in row for row in found.bits.values())]
+    steps = sorted({K for row in found.images.values() for K in row})
+    header = [*(f"bits/dim, K = {K}" for K in bit_steps), *(f"{found.distance}, K = {K}" for K in steps)]
+    lines = [f"| | {' | '.join(header)} |", "|---|" + "---:|" * len(header)]
+    for name in (*PAPER, *OURS, *PEERS):
+        bits, images = found.bits.get(name, {}), found.images.get(name, {})
+        cells = [_number(bits[K]["bits_per_dim"], decimals[0]) if K in bits else "" for K in bit_steps]
+        cells += [_distance(images[K], decimals[1]) if K in images else "" for K in steps]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def claims(found: Measured) -> str:
+    """Who is better than whom, with the differences."""
+    lines = ["| | holds | difference |", "|---|---|---|"]
+    for better, worse in BETTER_BITS:
+        lines += _line(f"{better} needs fewer bits than {worse}", _bit_differences(found, better, worse))
+    for name in ("A-DDPM", "NPR-DDPM"):
+        gains = {K: gain for K, gain in found.gains.get(name, {}).items() if gain["standard_error"] > 0}
+        lines += _line(
+            f"{name} needs fewer bits by optimal times",
+            [Difference(f"K = {K}", g["mean"], g["standard_error"]) for K, g in gains.items()],
+        )
+    section = found.section()
+    for better, worse in BETTER_IMAGES:
+        lines += _line(f"{better} draws better images than {worse}", row_differences(section, better, worse))
+    return "\n".join(lines)
+
+
+def _bit_differences(found: Measured, better: str, worse: str) -> list[Difference]:
+    """Paired by image and noise where one of the two is NPR; else the errors of both differences from NPR count."""
+    first, second = found.bits.get(better, {}), found.bits.get(worse, {})
+    result = []
+    for K in sorted(set(first) & set(second)):
+        a, b = first[K]["difference"] or {}, second[K]["difference"] or {}
+        mean = first[K]["bits_per_dim"]["mean"] - second[K]["bits_per_dim"]["mean"]
+        result.append(Difference(f"K = {K}", mean, math.hypot(*(d.get("standard_error", 0.0) for d in (a, b)))))
+    return result
+
+
+def _line(statement: str, differences: Iterable[Difference]) -> list[str]:
+    """One row of the table of claims; none without a measurement."""
+    shown = list(differences)
+    if not shown:
+        return []
+    verdicts = {difference.holds() for difference in shown}
+    words = {True: "yes", False: "**no**", None: "cannot be told"}
+    verdict = words[verdicts.pop()] if len(verdicts) == 1 else "it depends"
+    parts = [f"{d.where.rpartition(', ')[2]}: {_signed(d)}" for d in shown]
+    return [f"| {statement} | {verdict} | {'; '.join(parts)} |"]
+
+
+def _signed(difference: Difference) -> str:
+    assert difference.error is not None
+    decimals = 3 if difference.error < 0.015 else 2
+    return f"{difference.mean:+.{decimals}f} ± {difference.error:.{decimals}f}".replace("-", "−")
+
+
+def _number(value: Mapping[str, float], decimals: int) -> str:
+    return f"{value['mean']:.{decimals}f} ± {value['standard_error']:.{decimals}f}"
+
+
+def _distance(result: Mapping[str, Any], decimals: int) -> str:
+    value = result["value"] if result["limit"] is None else result["limit"]
+    return f"{value:.{decimals}f} ± {result['standard_error']:.{decimals}f}"
+
+
+def readme_table(found: Measured, what: str) -> str:
+    """A small table of README.md."""
+    shown = {
+        "bits": ("DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM"),
+        "images": ("DDPM, beta-tilde", *("A-DDPM", "SN-DDPM", "NPR-DDPM", "CNPR-DDPM", "DDIM", "NPR-DDIM", "UniPC")),
+    }[what]
+    place = found.bits if what == "bits" else found.images
+    steps = [K for K in (10, 25) if any(K in place.get(name, {}) for name in shown)]
+    lines = [f"| method | {' | '.join(f'K = {K}' for K in steps)} |", "|---|" + "--:|" * len(steps)]
+    for name in shown:
+        row = place.get(name, {})
+        cells = [
+            "" if K not in row else _number(row[K]["bits_per_dim"], 2) if what == "bits" else _distance(row[K], 2)
+            for K in steps
+        ]
+        if any(cells):
+            lines.append(f"| {name}{' (of diffusers)' if name in PEERS else ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def parts(models: Iterable[str]) -> dict[str, str]:
+    """What the page holds, by the name of its place."""
+    made = {}
+    for model in models:
+        found = Measured.of(model)
+        made |= {f"numbers of {model}": table(found), f"claims on {model}": claims(found)}
+    return made
+
+
+def inserted(page: str, made: Mapping[str, str]) -> str:
+    """The page with its parts in their places; parts that it has no place for are left out."""
+    for name, part in made.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        if begin in page:
+            before, after = page.split(begin)[0], page.split(end)[1]
+            page = f"{before}{begin}\n{part}\n{end}{after}"
+    return page
+
+
+def models() -> list[str]:
+    """Embedded models with measurements."""
+    return [name for name in ("fashion", "cifar10") if any((MEASURED / name).glob("*.jsonl"))]
+
+
+def pages() -> dict[Path, str]:
+    """Both pages as they should be."""
+    readme = {f"README {what}": readme_table(Measured.of("fashion"), what) for what in ("bits", "images")}
+    made = parts(models())
+    return {PAGE: inserted(PAGE.read_text("utf-8"), made), README: inserted(README.read_text("utf-8"), readme)}
+
+
+def plot(found: Measured, path: Path) -> None:
+    """Bits/dim and distances against the number of steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, rows, of in ((left, found.bits, "bits_per_dim"), (right, found.images, "")):
+        steps = sorted({K for name in PAPER for K in rows.get(name, {})})
+        for name in PAPER:
+            row = dict(sorted(rows.get(name, {}).items()))
+            values = [(r[of]["mean"] if of else r["limit"]) for r in row.values()]
+            line = "--" if name.endswith("DDIM") else "-"
+            if row:
+                axes.plot(list(row), values, line, color=_colour(name), marker="o", markersize=3, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set(title="bits/dim, even times", ylim=(3, 9), yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
+    right.set(title=found.distance, ylim=(0.3, 3), yticks=[0.5, 1, 2], yticklabels=["0.5", "1", "2"])
+    figure.legend(handles=right.get_lines(), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def _colour(name: str) -> str:
+    return next(colour for part, colour in COLOURS.items() if name.startswith(part) or name.endswith(part))
+
+
+def main() -> None:
+    """Write the pages' parts and the plot."""
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    plot(Measured.of("fashion"), PLOT)
+
+
+if __name__ == "__main__":
+    main()

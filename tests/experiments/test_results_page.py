@@ -1,0 +1,40 @@
+"""README and the page of results say what the measured cells say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from results_page import MEASURED, PAGE, PLOT, README, Measured, claims, inserted, models, pages, parts, table
+
+from optcov import bundle
+from optcov.experiments.tables.evaluation import model_identity
+
+
+@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+def test_each_page_has_the_numbers_of_the_cells(path):
+    assert pages()[path] == path.read_text(encoding="utf-8"), "run python scripts/results_page.py"
+
+
+@pytest.mark.parametrize("model", models())
+def test_the_cells_are_of_the_embedded_model(model):
+    identity = model_identity(bundle.load(model))
+    cells = [json.loads(line) for path in (MEASURED / model).glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert {cell["settings"]["model"] for cell in cells} == {identity}
+
+
+@pytest.mark.parametrize("model", models())
+def test_each_model_has_its_numbers_and_verdicts_on_the_page(model):
+    page = PAGE.read_text(encoding="utf-8")
+    for part in (table(Measured.of(model)), claims(Measured.of(model))):
+        assert part in page
+
+
+def test_a_changed_number_is_noticed():
+    page, made = PAGE.read_text(encoding="utf-8"), parts(models())
+    changed = {name: text.replace("NPR-DDPM | ", "NPR-DDPM | 9", 1) for name, text in made.items()}
+    assert inserted(page, changed) != page
+
+
+def test_the_plot_is_there_and_small():
+    assert 5_000 < PLOT.stat().st_size < 100_000
