@@ -37,7 +37,8 @@ LIKELIHOOD_HEADINGS = {"linear": "## Likelihoods", "cosine": "### Bits/dim on th
 def quick() -> Evaluation:
     """What `optcov table NAME --quick` evaluates."""
     images = TableImages.load(None, "fashion")
-    return Evaluation(bundle.load(ROOT / "tests" / "golden" / "fashion-0.1"), images, find_extractor("fashion"), SIZES["quick"])
+    model = bundle.load(ROOT / "tests" / "golden" / "fashion-0.1")
+    return Evaluation(model, images, find_extractor("fashion"), SIZES["quick"])
 
 
 def test_the_cells_are_measured_on_the_model_of_version_0_1(quick: Evaluation) -> None:

@@ -74,6 +74,10 @@ def test_a_bundle_keeps_deep_heads(tmp_path):
     made = optcov.fit(model, images().x_0(torch.arange(40)), kind="deep", layer="conv_out", **quick)
     assert all(head.hidden is not None for head in made.heads.values())
     assert made.provenance["heads"]["kind"] == "deep"
+    both = optcov.fit(made, images().x_0(torch.arange(40)), heads=("range",), **quick)
+    assert set(both.heads) == {"sn", "npr", "range"}
+    assert both.provenance["earlier heads"]["kind"] == "deep"  # of the heads that stay
+    assert "hidden layers" in str(both)
     assert bool(made.sample(2, method="SN-DDPM", steps=3, progress=False).isfinite().all())
 
 

@@ -146,7 +146,8 @@ def _heads_lines(heads: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, 
     if not heads:
         yield "heads", "none; optcov fit makes them"
     for number, (name, head) in enumerate(heads.items()):
-        yield "" if number else "heads", f"{name:6}{head['kind']}, {head['parameters']:,} weights"
+        hidden = ", hidden layers" if "hidden" in head else ""
+        yield "" if number else "heads", f"{name:6}{head['kind']}{hidden}, {head['parameters']:,} weights"
 
 
 def _numbers_lines(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -282,6 +282,9 @@ class FitPlan:
             return bundle
         history |= {"kind": settings.kind, "names": self.heads, "optcov": version("optcov")}
         fitted = {name: task.module for name, task in self.tasks.items()}
+        earlier = bundle.provenance.get("heads", {})
+        if set(earlier.get("names", ())) - set(self.heads):  # some of its heads stay
+            bundle = bundle.with_provenance(**{"earlier heads": earlier})
         return bundle.with_heads(fitted, bundle.fingerprint).with_provenance(heads=history)
 
     def _train(self, place: Path, progress: bool) -> dict[str, Any]:

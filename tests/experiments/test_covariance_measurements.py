@@ -1,0 +1,49 @@
+"""What was measured of the covariances on test images: benchmarks/covariances.py, measurements/covariances."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MEASURED = Path(__file__).parents[2] / "measurements" / "covariances"
+LINES = [json.loads(line) for path in sorted(MEASURED.glob("*.jsonl")) for line in path.read_text().splitlines()]
+EACH = pytest.mark.parametrize("found", LINES, ids=lambda line: f"{line['bundle']}, K = {line['steps']}")
+
+
+def test_both_numbers_of_steps_were_measured():
+    assert {(line["bundle"], line["steps"]) for line in LINES} >= {("fashion", 10), ("fashion", 25)}
+
+
+@EACH
+def test_npr_needs_fewer_bits_than_one_number_per_time_and_that_fewer_than_beta(found: dict[str, Any]) -> None:
+    assert found["less analytic"]["npr"]["z"] < -3
+    assert found["less analytic"]["beta"]["z"] > 3
+
+
+@EACH
+def test_positive_sn_is_near_npr_far_below_one_number_and_never_clamped_below(found: dict[str, Any]) -> None:
+    assert found["less npr"]["sn"]["mean"] < 0.15
+    assert found["less analytic"]["sn"]["z"] < -5
+    assert found["clamped below and above"]["sn"] == [0.0, 0.0]
+
+
+@EACH
+def test_correlations_save_a_tenth_of_a_bit(found: dict[str, Any]) -> None:
+    assert found["less npr"]["npr_correlated"]["mean"] <= -0.10
+    assert found["less npr"]["npr_correlated"]["z"] < -5
+
+
+def test_hidden_layers_save_a_tenth_of_a_bit():
+    (found,) = (line for line in LINES if (line["bundle"], line["steps"]) == ("fashion", 10))
+    gain = found["less that of the other bundle"]["npr"]
+    assert gain["mean"] < -0.10
+    assert gain["z"] < -5
+
+
+def test_the_bound_of_fashion_is_at_most_3_90():
+    (found,) = (line for line in LINES if (line["bundle"], line["steps"]) == ("fashion", 10))
+    bits = found["bits/dim"]["npr"]
+    assert bits["mean"] <= 3.90
