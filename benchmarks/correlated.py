@@ -1,6 +1,6 @@
 """What a correlated step costs beside a diagonal one, for images of 3x32x32: python benchmarks/correlated.py
 
-What correlations gain, benchmarks/covariances.py measures.
+benchmarks/covariances.py measures what correlations gain.
 """
 
 from __future__ import annotations

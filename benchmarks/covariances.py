@@ -69,6 +69,10 @@ def paired(first: Tensor, second: Tensor) -> dict[str, float]:
 def measure(bundle: Bundle, other: Bundle | None, images: ImageSet, K: int) -> dict[str, Any]:
     """All of it for one number of steps."""
     kinds, trajectory = scored(bundle), Trajectory.even(bundle.schedule, K)
+    if not {"npr", "analytic"} <= set(kinds):
+        raise SystemExit(f"{bundle.name} lacks the head npr or its numbers per time; fit them first")
+    if other is not None and other.fingerprint != bundle.fingerprint:
+        raise SystemExit(f"{other.name} has another network than {bundle.name}; compare heads of one network")
     table = priced(bundle, images, trajectory, kinds)
     bits, clamped = {name: table.group_bits_per_dim(name, trajectory) for name in kinds}, table.clamp_rates()
     found: dict[str, Any] = {
@@ -84,7 +88,7 @@ def measure(bundle: Bundle, other: Bundle | None, images: ImageSet, K: int) -> d
         "clamped below and above": {name: clamped[name] for name in kinds if name in clamped},
     }
     if other is not None:
-        common = [name for name in ("npr", "sn") if name in other.heads]
+        common = [name for name in ("npr", "sn") if name in other.heads and name in kinds]
         beside = priced(other, images, trajectory, common)
         found["less that of the other bundle"] = {
             name: paired(bits[name], beside.group_bits_per_dim(name, trajectory)) for name in common
@@ -107,10 +111,12 @@ def main() -> None:
     bundle = optcov.load(given.bundle, schedule=given.schedule)
     other = None if given.beside is None else optcov.load(given.beside, schedule=given.schedule)
     images = load(given.data, "test").select(slice(given.first, given.first + given.images))
-    lines = [json.dumps(measure(bundle, other, images, int(K))) for K in given.steps.split(",")]
     given.record.parent.mkdir(parents=True, exist_ok=True)
-    given.record.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    lines: list[str] = []
+    for K in given.steps.split(","):
+        lines.append(json.dumps(measure(bundle, other, images, int(K))))
+        given.record.write_text("\n".join(lines) + "\n")
+        print(lines[-1], flush=True)
 
 
 if __name__ == "__main__":

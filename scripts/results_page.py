@@ -115,9 +115,10 @@ def _bit_differences(found: Measured, better: str, worse: str) -> list[Differenc
     first, second = found.bits.get(better, {}), found.bits.get(worse, {})
     result = []
     for K in sorted(set(first) & set(second)):
-        a, b = first[K]["difference"] or {}, second[K]["difference"] or {}
+        from_npr = [row[K]["difference"] for row in (first, second) if row[K]["difference"]]
+        known = from_npr or [row[K]["bits_per_dim"] for row in (first, second)]
         mean = first[K]["bits_per_dim"]["mean"] - second[K]["bits_per_dim"]["mean"]
-        result.append(Difference(f"K = {K}", mean, math.hypot(*(d.get("standard_error", 0.0) for d in (a, b)))))
+        result.append(Difference(f"K = {K}", mean, math.hypot(*(part["standard_error"] for part in known))))
     return result
 
 
@@ -128,13 +129,14 @@ def _line(statement: str, differences: Iterable[Difference]) -> list[str]:
         return []
     verdicts = {difference.holds() for difference in shown}
     words = {True: "yes", False: "**no**", None: "cannot be told"}
-    verdict = words[verdicts.pop()] if len(verdicts) == 1 else "it depends"
+    verdict = words[verdicts.pop()] if len(verdicts) == 1 else "it depends on K"
     parts = [f"{d.where.rpartition(', ')[2]}: {_signed(d)}" for d in shown]
     return [f"| {statement} | {verdict} | {'; '.join(parts)} |"]
 
 
 def _signed(difference: Difference) -> str:
-    assert difference.error is not None
+    if difference.error is None:
+        return f"{difference.mean:+.2f}".replace("-", "−")
     decimals = 3 if difference.error < 0.015 else 2
     return f"{difference.mean:+.{decimals}f} ± {difference.error:.{decimals}f}".replace("-", "−")
 
@@ -144,8 +146,8 @@ def _number(value: Mapping[str, float], decimals: int) -> str:
 
 
 def _distance(result: Mapping[str, Any], decimals: int) -> str:
-    value = result["value"] if result["limit"] is None else result["limit"]
-    return f"{value:.{decimals}f} ± {result['standard_error']:.{decimals}f}"
+    entry = distance_entry(dict(result))
+    return f"{entry.value:.{decimals}f} ± {entry.error:.{decimals}f}"
 
 
 def readme_table(found: Measured, what: str) -> str:
@@ -209,7 +211,7 @@ def plot(found: Measured, path: Path) -> None:
         steps = sorted({K for name in PAPER for K in rows.get(name, {})})
         for name in PAPER:
             row = dict(sorted(rows.get(name, {}).items()))
-            values = [(r[of]["mean"] if of else r["limit"]) for r in row.values()]
+            values = [(r[of]["mean"] if of else distance_entry(r).value) for r in row.values()]
             line = "--" if name.endswith("DDIM") else "-"
             if row:
                 axes.plot(list(row), values, line, color=_colour(name), marker="o", markersize=3, label=name)

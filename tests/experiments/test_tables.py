@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from class_bundles import class_bundle
 from optcov import Schedule, storage
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
@@ -26,6 +27,8 @@ from optcov.experiments.tables import (
     TableImages,
     TableResult,
     TableRun,
+    drawing,
+    scoring,
     table_run,
 )
 from optcov.experiments.tables.cells import Plan, Result, read_cells, results_of
@@ -832,3 +835,33 @@ def _exhaust(parts: Generator[float, None, Result]) -> Result:
             next(parts)
     result: Result = stopped.value.value
     return result
+
+
+def test_every_group_that_is_left_out_has_all_classes():
+    """Else leaving one out changes the mixture of classes, and the extrapolation to many samples is far off."""
+    bundle = class_bundle()
+    drawn = torch.arange(120.0)[:, None]  # image number i has class i % 3
+    rows = drawing._by_class(drawn, {"labels": "in turn"}, bundle)
+    assert sorted(rows[:, 0].tolist()) == drawn[:, 0].tolist()
+    for group in range(20):
+        counts = torch.bincount(rows[group::20, 0].long() % 3, minlength=3)
+        assert counts.tolist() == [2, 2, 2]
+    assert torch.equal(drawing._by_class(drawn, {}, bundle), drawn)
+
+
+def test_a_table_tells_a_network_of_classes_the_labels_of_the_images(tmp_path):
+    bundle = class_bundle()
+    pixels = torch.randint(0, 256, (8, *bundle.image_shape), generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    bits = []
+    for known in (labels, None):
+        images = ImageSet(pixels.to(torch.uint8), known, "images")
+        sets = TableImages(images, images, images, "images")
+        size = replace(SIZES["quick"], images=8, train_images=4, times=3)
+        evaluation = Evaluation(bundle, sets, None, size, schedules=["own"], steps=[3])
+        cell = evaluation.likelihood_cell("own")
+        assert ("labels" in cell.settings) == (known is not None)
+        sweep = scoring._sweep(bundle, images, cell.settings, str(tmp_path / f"state-{len(bits)}"), 8, "test", 8)
+        list(sweep)
+        bits.append(sweep.table.group_bits_per_dim("npr", bundle.trajectory(3)).mean())
+    assert bits[0] != bits[1]

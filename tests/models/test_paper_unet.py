@@ -136,5 +136,5 @@ def test_a_network_on_patches_takes_heads_and_is_kept_in_a_bundle(tmp_path):
     drawn = made.sample(2, method="NPR-DDIM", steps=3, progress=False)
     assert_close_outputs(optcov.load(tmp_path / "bundle").sample(2, method="NPR-DDIM", steps=3, progress=False), drawn)
     assert made.posterior(drawn, 0.5).variance.shape == (2, 3, 8, 8)
-    with pytest.raises(ValueError, match="8x8 in patches of 3x3 cannot be halved 1 times"):
+    with pytest.raises(ValueError, match="8x8 cannot be cut into patches of 3x3; use a patch size that divides both"):
         build_unet((3, 8, 8), (8, 16), patch_size=3)

@@ -146,7 +146,7 @@ def _heads_lines(heads: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, 
     if not heads:
         yield "heads", "none; optcov fit makes them"
     for number, (name, head) in enumerate(heads.items()):
-        hidden = ", hidden layers" if "hidden" in head else ""
+        hidden = ", hidden layers" if head.get("hidden") else ""
         yield "" if number else "heads", f"{name:6}{head['kind']}{hidden}, {head['parameters']:,} weights"
 
 

@@ -134,7 +134,7 @@ def sweep(
     numbers = _numbers_per_time(bundle, conventions, numbers_from)
     kept = {**bundle.on_its_own_schedule().identity(), f"{scored.split} images": images_identity(scored.whole)}
     told = scored.told(bundle, condition)
-    theirs = int(numbers_from.images.sum()) if isinstance(numbers_from, CostTable) else numbers_from is not None
+    theirs = int(numbers_from.images.sum()) if isinstance(numbers_from, CostTable) else numbers_from and "bundle"
     facts: tuple[Any, ...] = (len(images), kept, theirs)
     facts = (*facts, condition_identity(told)) if told else facts
     key = digest([asdict(conventions), schedule.identity(), facts])[:12]

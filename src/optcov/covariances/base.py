@@ -117,7 +117,7 @@ class Regression:
         return Regression(target, zero, zero + 1, zero + 1, spread)
 
     def part(self, index: Tensor) -> Regression:
-        """That of some samples, by number."""
+        """The regression of some samples, by number."""
         per_pixel = index.to(self.target.device)
         spread = None if self.spread is None else self.spread[per_pixel]
         offset, slope, weight = (values[index.to(values.device)] for values in (self.offset, self.slope, self.weight))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from optcov.fitting import hidden
 from optcov.fitting.calibration import calibration_batches
 from optcov.fitting.config import TrainingError
-from optcov.fitting.hidden import STEPS
 from optcov.processes import accelerator
 
 if TYPE_CHECKING:
@@ -103,5 +103,5 @@ def estimate(plan: FitPlan, cache_bytes: int) -> FitEstimate:
         seconds / len(batch.x_0) * count,
         min(cache_bytes, wanted),
         plan.closed_form and wanted > cache_bytes,
-        STEPS if plan.settings.kind == "deep" else 0,
+        hidden.STEPS if plan.tasks and plan.settings.kind == "deep" else 0,
     )

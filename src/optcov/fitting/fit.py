@@ -184,11 +184,8 @@ class FitPlan:
         chosen = (self.heads, kind, self.loss, settings.seed)
         self.tasks = new_heads(bundle.network, example, *chosen, output=output) if self.heads else {}
         self.closed_form = bool(self.tasks) and settings.kind != "residual"
-        if self.tasks and settings.kind == "deep" and output.features.nbytes * settings.images > CACHE_BYTES:
-            raise TrainingError(
-                f"hidden layers train on the features of whole images, {output.features.nbytes:,} bytes each; there "
-                f"is room for {CACHE_BYTES // output.features.nbytes} images; use fewer images, or kind timed"
-            )
+        if self.tasks and settings.kind == "deep":
+            self._check_room(output.features.nbytes + (2 * len(self.tasks) + 1) * example.nbytes)
         _check_measurement(len(self.grid), settings.measure_images, self.closed_form)
         self.score = self._score()
         # the latent of a mirrored image is not the mirrored latent
@@ -196,6 +193,16 @@ class FitPlan:
         self.batches = Batches(self.train, bundle.schedule, settings.batch_size, settings.seed, flip)
         self.reports: Mapping[str, FitReport] = {}  # of a closed-form fit, once it is done
         self.interpolation_errors: dict[str, float] = {}  # of the numbers per time, once they are measured
+
+    def _check_room(self, each: int) -> None:
+        """Refuse hidden layers whose features, so many bytes an image, cannot all be kept."""
+        room = CACHE_BYTES * accelerator().num_processes // each
+        batches = max(1, round(self.settings.images / self.settings.batch_size))
+        if batches * self.settings.batch_size > room:
+            raise TrainingError(
+                f"hidden layers train on the features of whole images, and there is room for those of {room}; use "
+                f"fewer images, or kind timed"
+            )
 
     def _told(self, part: Part, name: str) -> Part:
         generator = step_generator(self.settings.seed, f"empty condition of {name}", 0)
@@ -282,10 +289,8 @@ class FitPlan:
             return bundle
         history |= {"kind": settings.kind, "names": self.heads, "optcov": version("optcov")}
         fitted = {name: task.module for name, task in self.tasks.items()}
-        earlier = bundle.provenance.get("heads", {})
-        if set(earlier.get("names", ())) - set(self.heads):  # some of its heads stay
-            bundle = bundle.with_provenance(**{"earlier heads": earlier})
-        return bundle.with_heads(fitted, bundle.fingerprint).with_provenance(heads=history)
+        sections = {"heads": history, "earlier heads": _histories_that_stay(bundle, self.heads)}
+        return bundle.with_heads(fitted, bundle.fingerprint).with_provenance(**sections)
 
     def _train(self, place: Path, progress: bool) -> dict[str, Any]:
         """Train residual heads, and return every setting of the training."""
@@ -404,6 +409,17 @@ def fit(
     with directory_lock(kept) if this_process().is_main_process else nullcontext():
         remember(kept / "run.json", plan.identity, kept)
         return plan.run(kept, progress)
+
+
+def _histories_that_stay(bundle: Bundle, fitted: Sequence[str]) -> dict[str, Any]:
+    """How heads were fitted that a fit of others leaves as they are, by head."""
+    earlier, last = (bundle.provenance.get(section) for section in ("earlier heads", "heads"))
+    names = last.get("names") if isinstance(last, Mapping) else None
+    known = {
+        **(earlier if isinstance(earlier, Mapping) else {}),
+        **dict.fromkeys(names if isinstance(names, list | tuple) else (), last),
+    }
+    return {name: how for name, how in known.items() if name in bundle.heads and name not in fitted}
 
 
 def _names(heads: Any) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def new_heads(
     if kind is not None and kind in (*HEADS, "deep") and kind not in possible:
         raise TrainingError(
             f"heads of kind {kind!r} do not read features of shape {tuple(output.features.shape)}; "
-            f"choose dense for vectors and timed, deep, conv or residual for images"
+            f"choose {' or '.join(possible)}"
         )
     if kind == "deep" and not all(covariance.has_posterior for covariance in kinds.values()):
         raise TrainingError("the head 'range' has no hidden layers; fit it in a second call, with kind timed")
@@ -129,7 +129,7 @@ def _new_head(
         if output.time_embedding is None:
             raise TrainingError("residual heads need the backbone's time embedding; name its module in the Backbone")
         if form.patch > 1:
-            raise TrainingError("residual heads read images, not tokens; choose timed or conv")
+            raise TrainingError("residual heads need a network that sees single pixels; choose timed, deep or conv")
         head = ResidualHead(features, channels, output.time_embedding.shape[1], groups, eps, transform)
     else:
         raise TrainingError(f"unknown kind of head {kind!r}; choose timed, deep, conv, residual or dense")

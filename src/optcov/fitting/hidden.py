@@ -1,8 +1,8 @@
 """Hidden layers of heads, trained on the features that a closed-form fit keeps, before the closed form itself.
 
-The network is not asked again. The heads' hidden layers are one: it is trained for all of them together, by AdamW on
-the sum of their deviances, with last layers that are thrown away. Then the closed form fits the last layers on what the
-hidden layers give, as it does without them.
+The network is not asked again. All heads share the same hidden layers. AdamW trains them for all heads together, on the
+sum of the heads' deviances, with last layers that are thrown away. Then the closed form fits the last layers on what
+the hidden layers give, as it does without them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def train_hidden_layers(
     assert first is not None
     before = {name: [p.detach().clone() for p in head.last.parameters()] for name, head in heads.items()}
     weights = [*first.parameters(), *(p for head in heads.values() for p in head.last.parameters())]
+    gradients = [weight.requires_grad for weight in weights]
     for weight in weights:
         weight.requires_grad_(True)
     optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=1e-4)
@@ -61,8 +62,8 @@ def train_hidden_layers(
             rate.step()
             if note is not None:
                 note(step, STEPS)
-    for weight in weights:
-        weight.requires_grad_(False)
+    for weight, wanted in zip(weights, gradients, strict=True):
+        weight.requires_grad_(wanted)
     for name, head in heads.items():
         for weight, old in zip(head.last.parameters(), before[name], strict=True):
             weight.copy_(old)

@@ -125,8 +125,8 @@ class FeatureStream:
             return rows
         if _hidden(next(iter(self.tasks.values())).module):
             raise TrainingError(
-                f"hidden layers are trained on the features of whole images, {rows.nbytes // images:,} bytes each, and "
-                f"there is room for {self.cache_bytes:,} bytes; use fewer images, or kind timed"
+                f"hidden layers train on the features of whole images, and there is room for those of "
+                f"{self.cache_bytes * images // rows.nbytes}; use fewer images, or kind timed"
             )
         generator = step_generator(self.batches.seed, "window", number)
         places = torch.rand(self.batches.batch_size, 2, generator=generator)
@@ -140,7 +140,8 @@ class FeatureStream:
         train_hidden_layers(self._kept, heads, self.accelerator, self.batches.seed, self.progress)
         hidden = next(iter(heads.values())).hidden
         assert hidden is not None
-        self._kept = [replace(rows, inputs=hidden(rows.inputs)) for rows in self._kept]
+        for number, rows in enumerate(self._kept):  # one by one: twice the memory would be too much
+            self._kept[number] = replace(rows, inputs=hidden(rows.inputs))
 
     def scale_at(self, name: str, log_snr: Tensor) -> Tensor:
         """What a head's target is of the order of, at noise levels (n,), float64, interpolated in its logarithm."""

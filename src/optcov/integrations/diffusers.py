@@ -23,7 +23,7 @@ from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
 from optcov.networks.classes import LABELS
-from optcov.schedule import Schedule, is_whole
+from optcov.schedule import Schedule
 
 __all__ = [
     "FlowMatchOptimalCovarianceScheduler",
@@ -105,6 +105,11 @@ def _check_pipeline(pipeline: Any, bundle: Bundle) -> None:
             f"{kind} draws latents, which its {decoder} decodes, but {bundle.name} draws images in "
             f"{list(bundle.data_range)}; give a pipeline of images such as DDPMPipeline"
         )
+    if not isinstance(bundle.unet, tuple(UNETS.values())):
+        raise ValueError(
+            f"{bundle.name} holds a {type(bundle.unet).__name__}, which {kind} cannot call; sample by "
+            f"bundle.sample(n, labels=...)"
+        )
     unet = getattr(unet, "_orig_mod", unet)  # of a network that torch.compile made
     known: Any = (*UNETS.values(), UNetWithHead)
     if not isinstance(unet, known):
@@ -141,7 +146,7 @@ def _class_label(bundle: Bundle, label: int | None) -> int | None:
         raise ValueError(
             f"{bundle.name} knows {bundle.classes} classes and none that stands for no class; pass one, as label=0"
         )
-    if label is not None and (not is_whole(label) or label not in bundle.class_numbers):
+    if label is not None and (isinstance(label, bool) or label not in bundle.class_numbers):
         raise ValueError(
             f"label = {label!r} is no class of {bundle.name}; choose {bundle.class_numbers[0]} to "
             f"{bundle.class_numbers[-1]}, or leave it out for images of any class"

@@ -31,6 +31,11 @@ def build_unet(
 
     colours, height, width = image_shape
     levels = len(channels)
+    if height % patch_size or width % patch_size:
+        raise ValueError(
+            f"images of {height}x{width} cannot be cut into patches of {patch_size}x{patch_size}; use a patch size "
+            f"that divides both sides"
+        )
     multiple = patch_size * 2 ** (levels - 1)
     if height % multiple or width % multiple:
         patches = "" if patch_size == 1 else f" in patches of {patch_size}x{patch_size}"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from optcov.bundle import Bundle
+from optcov.bundle.sampler import labels_in_rows
 from optcov.covariances import find_covariance
 from optcov.experiments.tables.cells import Cell, Plan, Result, result_of
 from optcov.experiments.tables.published import published
@@ -29,7 +30,10 @@ def compute_cost(bundle: Bundle, settings: Mapping[str, Any]) -> Generator[float
     device = next(bundle.unet.parameters()).device
     x_t = torch.zeros(int(settings["batch"]), *bundle.image_shape, device=device)
     (t,) = bundle.schedule.grid([(bundle.schedule.grid_size + 1) // 2])
-    work: dict[str, Work] = {name: torch.no_grad()(partial(network, x_t, t)) for name, network in networks.items()}
+    told = {name: value.to(device) for name, value in labels_in_rows(bundle.class_numbers, len(x_t)).items()}
+    work: dict[str, Work] = {
+        name: torch.no_grad()(partial(network, x_t, t, **told)) for name, network in networks.items()
+    }
     timings: dict[str, Timing] = {}
     rounds = int(settings["rounds"])
     for number, timings in enumerate(interleaving(work, rounds), start=1):  # noqa: B007

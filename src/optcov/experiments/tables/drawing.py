@@ -49,7 +49,7 @@ def compute_distance(
             write_tensors(path, {name: torch.cat(tensors) for name, tensors in parts.items()})
             saved = time.monotonic()
         yield done / wanted
-    features = torch.cat(parts["features"])
+    features = _by_class(torch.cat(parts["features"]), settings, bundle)
     distance = measure_frechet(features, reference, mix=False)  # each row has noise of its own
     near = None if kernel is None else measure_kernel(features, kernel, mix=False)
     return {
@@ -62,6 +62,13 @@ def compute_distance(
         "samples": wanted,
         "evaluations": float(torch.cat(parts["evaluations"]).mean()),
     }
+
+
+def _by_class(features: Tensor, settings: Mapping[str, Any], bundle: Bundle) -> Tensor:
+    """Rows of each class together, if classes were drawn in turn: then every group that is left out has all classes."""
+    if "labels" not in settings:
+        return features
+    return features[torch.argsort(torch.arange(len(features)) % len(bundle.class_numbers), stable=True)]
 
 
 def _sampler(bundle: Bundle, settings: Mapping[str, Any]) -> Sampler:

@@ -212,6 +212,7 @@ class Evaluation:
             "image_seed": seed,
             "test": self.images.test.checksum,
             "train": self.images.train.checksum if choose else None,
+            **({"labels": "their own"} if self.bundle.classes and self.images.test.labels is not None else {}),
         }
         repeat = "" if seed is None else f", seed {seed}"
         return Cell("likelihood", settings, float(times * (images + train_images)), f"bits/dim ({schedule}{repeat})")

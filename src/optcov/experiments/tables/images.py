@@ -8,8 +8,8 @@ from typing import final
 import torch
 
 from optcov import data
-from optcov.bundle import test_images
-from optcov.data import ImageSet, to_8bit
+from optcov.bundle import test_set
+from optcov.data import ImageSet
 
 
 @final
@@ -40,7 +40,8 @@ class TableImages:
             if channels is not None:
                 train, test = data.with_channels(train, channels), data.with_channels(test, channels)
             return TableImages(train, test, train, source)
-        embedded = ImageSet(to_8bit(test_images(bundle_name)), None, f"{bundle_name}'s embedded test images")
+        known = test_set(bundle_name)
+        embedded = ImageSet(known.images, known.labels, f"{bundle_name}'s embedded test images")
         half = len(embedded) // 2
         return TableImages(
             embedded.select(slice(0, half)), embedded.select(slice(half, None)), embedded, embedded.name, embedded=True

@@ -72,6 +72,7 @@ def _sweep(
     chosen = images.select(_choice(len(images), count, settings["image_seed"]))
     noise, residual = _numbers(bundle) if train is None else (train.mean_square_noise, train.mean_square_residual)
     grid = Trajectory.even(bundle.schedule, int(settings["times"]))
+    told = None if "labels" not in settings or chosen.labels is None else bundle.told_labels(chosen.labels, images.name)
     return Sweep(
         process,
         chosen,
@@ -80,6 +81,7 @@ def _sweep(
         last_variances=[LAST_VARIANCE],
         mean_square_noise=noise,
         mean_square_residual=residual,
+        condition=told,
         batch_size=batch_size,
         device=next(bundle.unet.parameters()).device,
         state=Path(f"{state}.safetensors"),
