@@ -100,7 +100,7 @@ def test_residual_heads_train_by_gradient_descent(predictor, tmp_path):
         ("--times 2", "use 3 times or more"),
         ("--times 0", "say how many"),
         ("--time-weighted", "weighted by time"),
-        ("--kind dense", "choose dense for vectors"),
+        ("--kind dense", "choose timed or deep or conv or residual"),
         ("--kind timed --paper-exact", 'need loss "gamma"'),
         ("--heads other", "choose among"),
         ("--kind residual --score-samples 4", "28"),  # features of other images than these
