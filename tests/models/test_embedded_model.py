@@ -177,3 +177,17 @@ def test_its_bound_is_that_which_is_promised(fashion, tests, images):
     told = {"class_labels": tests.labels[:64]}
     bits = elbo(model.reverse_process("NPR-DDPM"), images[:64], model.trajectory(10), condition=told).bits_per_dim()
     assert float(bits.mean()) < 3.90
+
+
+def test_the_model_of_cifar10_is_whole_and_its_heads_are_calibrated():
+    """It is at the beginning of its training (docs/training.md); its covariances hold all the same."""
+    model = bundle.load("cifar10")
+    assert model.image_shape == (3, 32, 32)
+    assert (model.classes, model.network.parameterisation) == (10, "v_prediction")
+    assert set(model.heads) == {"npr", "sn"}
+    assert model.spectra is not None
+    drawn = model.sample(2, method="CNPR-DDPM", steps=3, labels=3, progress=False)
+    assert drawn.shape == (2, 3, 32, 32)
+    assert all(0.9 <= ratio <= 1.15 for head in model.provenance["calibration"].values() for ratio in head["ratio"])
+    with pytest.raises(ValueError, match="no test images come with 'cifar10'"):
+        bundle.test_images("cifar10")
