@@ -31,7 +31,8 @@ COLOURS = {"beta": "#d98c3f", "tilde": "#909090", "A-": "#8a63b8", "SN-": "#3a9d
 BETTER_BITS = (("NPR-DDPM", "A-DDPM"), ("A-DDPM", "DDPM, beta"), ("NPR-DDPM", "SN-DDPM"), ("SN-DDPM", "A-DDPM"))
 BETTER_IMAGES = (
     *(("SN-DDPM", "A-DDPM"), ("NPR-DDPM", "A-DDPM"), ("SN-DDPM", "NPR-DDPM"), ("A-DDPM", "DDPM, beta-tilde")),
-    *(("SN-DDIM", "A-DDIM"), ("NPR-DDIM", "A-DDIM"), ("SN-DDIM", "DDIM"), ("A-DDIM", "DDIM"), ("A-DDIM", "A-DDPM")),
+    *(("SN-DDIM", "A-DDIM"), ("NPR-DDIM", "A-DDIM"), ("SN-DDIM", "DDIM"), ("NPR-DDIM", "DDIM"), ("A-DDIM", "DDIM")),
+    *(("A-DDIM", "A-DDPM"), ("NPR-DDIM", "NPR-DDPM")),
     *(("CNPR-DDPM", "NPR-DDPM"), ("CNPR-DDIM", "NPR-DDIM")),
 )
 
