@@ -26,6 +26,7 @@ BEGIN, END = "<!-- made by scripts/results_page.py: {} -->", "<!-- /made: {} -->
 SCHEDULE = "linear"
 PAPER = tuple(name for names in DISCRETE.values() for name in names)
 OURS = tuple(name for names in BEYOND.values() for name in names)
+PLOTTED = 10  # steps of the plot of images
 PEERS = ("DPM-Solver++", "SDE-DPM-Solver++", "UniPC")
 COLOURS = {"beta": "#d98c3f", "tilde": "#909090", "A-": "#8a63b8", "SN-": "#3a9d6e", "NPR-": "#1f6fb4", "DDIM": "#c44"}
 BETTER_BITS = (("NPR-DDPM", "A-DDPM"), ("A-DDPM", "DDPM, beta"), ("NPR-DDPM", "SN-DDPM"), ("SN-DDPM", "A-DDPM"))
@@ -203,30 +204,36 @@ def pages() -> dict[Path, str]:
 
 
 def plot(found: Measured, path: Path) -> None:
-    """Bits/dim and distances against the number of steps."""
+    """Bits/dim against the number of steps, and the distances of images in ten steps."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.6, 3.5), layout="constrained")
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for axes, rows, of in ((left, found.bits, "bits_per_dim"), (right, found.images, "")):
-        steps = sorted({K for name in PAPER for K in rows.get(name, {})})
-        for name in PAPER:
-            row = dict(sorted(rows.get(name, {}).items()))
-            values = [(r[of]["mean"] if of else distance_entry(r).value) for r in row.values()]
-            line = "--" if name.endswith("DDIM") else "-"
-            if row:
-                axes.plot(list(row), values, line, color=_colour(name), marker="o", markersize=3, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
+    for name in PAPER:
+        row = dict(sorted(found.bits.get(name, {}).items()))
+        if row:
+            values = [cell["bits_per_dim"]["mean"] for cell in row.values()]
+            left.plot(list(row), values, color=_colour(name), marker="o", markersize=3, label=name)
+    steps = sorted({K for row in found.bits.values() for K in row})
+    left.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
+    left.set(title="bits/dim, even times", ylim=(3, 9), yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
+    left.legend(frameon=False, fontsize=8)
+    shown = {name: row[PLOTTED] for name, row in found.images.items() if PLOTTED in row and name != "DDPM, beta"}
+    best_last = sorted(shown, key=lambda name: -float(distance_entry(shown[name]).value or 0))
+    for place, name in enumerate(best_last):
+        entry = distance_entry(shown[name])
+        right.errorbar(entry.value, place, xerr=entry.error, color=_colour(name), marker="o", capsize=3)
+    right.set(title=f"{found.distance} in {PLOTTED} steps", yticks=range(len(best_last)), yticklabels=best_last)
+    right.set_xlim(left=0)
+    for axes in (left, right):
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
-    left.set(title="bits/dim, even times", ylim=(3, 9), yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
-    right.set(title=found.distance, ylim=(0.3, 3), yticks=[0.5, 1, 2], yticklabels=["0.5", "1", "2"])
-    figure.legend(handles=right.get_lines(), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
 
 
 def _colour(name: str) -> str:
-    return next(colour for part, colour in COLOURS.items() if name.startswith(part) or name.endswith(part))
+    found = (colour for part, colour in COLOURS.items() if name.startswith(part) or name.endswith(part))
+    return next(found, "#404040")
 
 
 def main() -> None:
