@@ -34,7 +34,7 @@ BETTER_IMAGES = (
     *(("SN-DDPM", "A-DDPM"), ("NPR-DDPM", "A-DDPM"), ("SN-DDPM", "NPR-DDPM"), ("A-DDPM", "DDPM, beta-tilde")),
     *(("SN-DDIM", "A-DDIM"), ("NPR-DDIM", "A-DDIM"), ("SN-DDIM", "DDIM"), ("NPR-DDIM", "DDIM"), ("A-DDIM", "DDIM")),
     *(("A-DDIM", "A-DDPM"), ("NPR-DDIM", "NPR-DDPM")),
-    *(("CNPR-DDPM", "NPR-DDPM"), ("CNPR-DDIM", "NPR-DDIM")),
+    *(("CNPR-DDPM", "NPR-DDPM"), ("CNPR-DDIM", "NPR-DDIM"), ("UniPC", "NPR-DDPM"), ("UniPC", "NPR-DDIM")),
 )
 
 
