@@ -78,9 +78,9 @@ def plain_step(covariance: str = "npr") -> Walk:
     return trace(lambda: process.step(x_t, 500, 400))
 
 
-def embedded_step() -> Walk:
-    """A step of the embedded network with its NPR head alone, as sampling runs it."""
-    bundle = optcov.load("fashion").with_schedule("linear")
+def embedded_step(name: str | Path = "fashion") -> Walk:
+    """A step of an embedded network, or that of a bundle, with its NPR head alone, as sampling runs it."""
+    bundle = optcov.load(name).with_schedule("linear")
     process = bundle.reverse_process("NPR-DDPM", all_heads=False)
     x_t = torch.zeros(2, *bundle.image_shape)
     with torch.no_grad():

@@ -29,9 +29,12 @@ def test_a_step_with_a_plain_function_is_short(counter, covariance):
     assert walk.changes <= 9
 
 
-def test_a_step_with_the_embedded_network_is_short(counter):
-    walk = counter["embedded_step"]()
-    assert len(walk.calls) <= 60, walk.calls
+def test_a_step_with_a_network_and_a_head_is_short(counter):
+    """A network of classes has its class checked and told besides, and a deep head its hidden layers."""
+    plain = counter["embedded_step"](ROOT / "tests" / "golden" / "fashion-0.1")
+    assert len(plain.calls) <= 60, plain.calls
+    told = counter["embedded_step"]("fashion")
+    assert len(told.calls) <= 75, told.calls
 
 
 def test_the_documented_walk_is_the_one_that_runs(counter):

@@ -94,9 +94,8 @@ class FeatureStream:
         batch = self.batches(number).part(rank, processes).to(self.accelerator.device)
         example, output = observe(self.network, self._process, batch, needs_probe(self.tasks))
         head = next(iter(self.tasks.values())).module
-        inputs = (
-            head.activated(output.features) if _hidden(head) else head.inputs(output.features, output.time_embedding)
-        )
+        deep = _hidden(head)  # hidden layers train later, on what they see
+        inputs = head.inputs(output.features, output.time_embedding, hidden=not deep)
         regressions = {name: task.regression(example) for name, task in self.tasks.items()}
         asked = {task.module.unit for task in self.tasks.values() if task.module.needs_prediction}
         predicted = {unit: example.prediction.in_unit(unit) for unit in asked}

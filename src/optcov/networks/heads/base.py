@@ -46,12 +46,16 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def inputs(
-        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+        self,
+        features: Tensor,
+        time_embedding: Tensor | None = None,
+        activation: Activation | None = None,
+        hidden: bool = True,
     ) -> Tensor:
         """What the last, linear layer sees: (B, C, *D), or (B, C) without pixels.
 
         activation: that of the features as the backbone computed it, which saves a head with the same normalisation
-        its own.
+        its own. hidden=False: what hidden layers that train apart see, if there are any.
         """
 
     @property
@@ -135,16 +139,16 @@ class ConvolutionalHead(Head):
         return self.conv
 
     def inputs(
-        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+        self,
+        features: Tensor,
+        time_embedding: Tensor | None = None,
+        activation: Activation | None = None,
+        hidden: bool = True,
     ) -> Tensor:
-        seen = self.activated(features, activation)
-        return seen if self.hidden is None else self.hidden(seen)
-
-    def activated(self, features: Tensor, activation: Activation | None = None) -> Tensor:
-        """What the hidden layers see, or the convolution if there are none."""
         if self.form.order == VECTORS:
             features = features[:, :, None, None]
-        return features if self.norm is None else activated(self.norm, features, activation)
+        seen = features if self.norm is None else activated(self.norm, features, activation)
+        return seen if self.hidden is None or not hidden else self.hidden(seen)
 
     def to_pixels(self, channels: Tensor) -> Tensor:
         return self.form.pixels(channels)
@@ -201,12 +205,16 @@ class DenseHead(Head):
         return self.linear
 
     def inputs(
-        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+        self,
+        features: Tensor,
+        time_embedding: Tensor | None = None,
+        activation: Activation | None = None,
+        hidden: bool = True,
     ) -> Tensor:
-        hidden = functional.silu(self.norm(features))
+        seen = functional.silu(self.norm(features))
         for layer in self.layers:
-            hidden = functional.silu(layer(hidden))
-        return hidden
+            seen = functional.silu(layer(seen))
+        return seen
 
 
 def optional_norm(groups: int | None, channels: int, eps: float) -> nn.GroupNorm | None:

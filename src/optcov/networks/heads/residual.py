@@ -53,7 +53,11 @@ class ResidualHead(ConvolutionalHead):
         self._start_at_zero()
 
     def inputs(
-        self, features: Tensor, time_embedding: Tensor | None = None, activation: Activation | None = None
+        self,
+        features: Tensor,
+        time_embedding: Tensor | None = None,
+        activation: Activation | None = None,
+        hidden: bool = True,
     ) -> Tensor:
         if time_embedding is None:
             raise ValueError(
