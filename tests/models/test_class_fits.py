@@ -235,7 +235,7 @@ def test_classes_are_told_apart_by_one_variance_per_time_unless_told():
     """Not by the tightest bound: see docs/how-to/classes-and-guidance.md for what was measured."""
     found, chosen, other = (
         BUNDLE.class_log_probabilities(IMAGES[:2], steps=3, progress=False, **method)
-        for method in ({}, {"method": "A-DDPM"}, {"method": "NPR-DDPM"})
+        for method in ({}, {"method": "A-DDPM"}, {"method": "DDPM, beta-tilde"})
     )
     assert torch.equal(found, chosen)
     assert not torch.equal(found, other)

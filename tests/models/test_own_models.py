@@ -170,7 +170,8 @@ def test_encoding_that_was_stopped_goes_on_with_the_next_part(tmp_path: Path, mo
     resumed = optcov.fit(pipeline, images, work=tmp_path / "work", **QUICK)
     assert [len(batch) for batch in seen] == [2, 2, 2, 2]  # of the 8 that a fit takes, none twice
     whole = optcov.fit(pipeline, images, **QUICK)
-    assert resumed.provenance["numbers"]["data"] == whole.provenance["numbers"]["data"]
+    found, wanted = (bundle.numbers.mean_square_residual for bundle in (resumed, whole))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)  # other batches round otherwise on some CPUs
 
 
 def test_a_share_of_the_captions_is_fitted_as_the_empty_one() -> None:
