@@ -1,10 +1,11 @@
 """Few steps: Matched 2M and what it is made of, beside diffusers' solvers, by the distance of images.
 
     python benchmarks/few_steps.py --data data/fashion-mnist --out runs/few-steps [--steps 10] [--samples 2000]
-    python benchmarks/few_steps.py --out runs/few-steps --table            the tables of what was drawn
+    python benchmarks/few_steps.py --data data/fashion-mnist --out runs/few-steps --table   of what was drawn
 
-All rows start from the same noise. Shift, gain and power are measured on training images and on start noises of their
-own; the distance is to the test images. Drawn features are kept in --out, so that an interrupted run goes on.
+All rows start from the same noise, each class in turn. Shift, gain and power are measured on training images and on
+start noises of their own; the distance is to the test images. Drawn features are kept in --out, so that an interrupted
+run goes on. Another model: --bundle cifar10 --data data/cifar10.npz --features lite0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 import optcov
 from optcov import data
 from optcov.bundle import Bundle
+from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.matched import few_step_times, from_file, to_file
 from optcov.data import ImageSet, to_8bit
 from optcov.forward import ForwardProcess
@@ -28,11 +30,13 @@ from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
 from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
+from optcov.prediction import take
 from optcov.solvers import DataMoments, MatchedNoise, match_noise, matched_2m, peer
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
 PEERS = ("UniPC", "DPM-Solver++")
+KARRAS = ("UniPC, Karras times", "DPM-Solver++, Karras times")  # diffusers' own
 TRAINING_IMAGES = 20_000
 CALIBRATION = 256  # start noises
 BATCH = 64
@@ -55,10 +59,9 @@ def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
 
 ROWS: dict[str, dict[str, Any]] = {
     "Matched 2M": {"eta": 0.3},
-    "Matched 2M, eta = 0": {"eta": 0.0},
+    "Matched 2M, eta = 1": {"eta": 1.0},
     "Matched 2M, times even in log-SNR": {"eta": 0.3, "times": log_even},
     "Matched 2M, times of diffusers": {"eta": 0.3, "times": diffusers_times},
-    "Matched 2M, shrunk too": {"eta": 0.3, "shrink": True},
     "2M, the same times, eta = 0, nothing matched": {"eta": 0.0, "matched": False},
 }
 
@@ -72,6 +75,11 @@ def unmatched(bundle: Bundle, trajectory: Trajectory, eta: float) -> MatchedNois
     return MatchedNoise(bundle.schedule, trajectory, eta, power, torch.zeros_like(power), torch.ones_like(power))
 
 
+def in_turn(bundle: Bundle, images: range) -> dict[str, Tensor]:
+    """The condition of images by number: each class in turn."""
+    return take(labels_in_rows(bundle.class_numbers, images.stop), torch.arange(images.start, images.stop))
+
+
 def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], path: Path) -> MatchedNoise:
     """What a row draws with; kept at the path."""
     if path.exists():
@@ -80,8 +88,8 @@ def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], 
     trajectory = options.pop("times", default_times)(bundle, K)
     if not options.pop("matched", True):
         return unmatched(bundle, trajectory, **options)
-    network = bundle.network.with_only_heads()
-    found = match_noise(network, bundle.schedule, trajectory, moments, samples=CALIBRATION, **options)
+    options |= {"samples": CALIBRATION, "condition": in_turn(bundle, range(CALIBRATION))}
+    found = match_noise(bundle.network.with_only_heads(), bundle.schedule, trajectory, moments, **options)
     write_tensors(path, *to_file([found]))
     return found
 
@@ -89,10 +97,10 @@ def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], 
 def drawn(bundle: Bundle, name: str, noise: MatchedNoise | None, K: int, images: range) -> Tensor:
     """Images by number, as every row draws them: from the same noise."""
     network = bundle.network.with_only_heads()
-    start = batch_noise(0, images, 0, bundle.image_shape)
+    start, condition = batch_noise(0, images, 0, bundle.image_shape), in_turn(bundle, images)
     if noise is None:
-        return peer(name, network, bundle.schedule, start, K, indices=images).x_0
-    return matched_2m(network, noise, start, indices=images).x_0
+        return peer(name, network, bundle.schedule, start, K, indices=images, condition=condition).x_0
+    return matched_2m(network, noise, start, indices=images, data_range=bundle.data_range, condition=condition).x_0
 
 
 def path_of(out: Path, name: str, K: int) -> Path:
@@ -101,17 +109,19 @@ def path_of(out: Path, name: str, K: int) -> Path:
     return out / f"{plain}-{K}.safetensors"
 
 
-def fill(bundle: Bundle, moments: DataMoments, out: Path, name: str, K: int, samples: int, first: int = 0) -> None:
-    """Draw what a cell lacks; first: the number of its first image."""
-    path, extractor = path_of(out, name, K), find_extractor("fashion")
-    features = read_tensors(path)[0]["features"] if path.exists() else torch.zeros(0, 96, dtype=torch.float64)
+def fill(bundle: Bundle, moments: DataMoments, name: str, K: int, options: argparse.Namespace) -> None:
+    """Draw what a cell lacks."""
+    path, samples, first = path_of(options.out, name, K), options.samples, options.first
+    extractor = find_extractor(options.features)
+    features = read_tensors(path)[0]["features"] if path.exists() else torch.zeros(0)
     if len(features) >= samples:
         return
-    noise = None if name in PEERS else noise_of(bundle, moments, K, ROWS[name], path.with_suffix(".noise"))
+    noise = None if name in (*PEERS, *KARRAS) else noise_of(bundle, moments, K, ROWS[name], path.with_suffix(".noise"))
     while len(features) < samples:
         images = range(len(features), min(len(features) + BATCH, samples))
         x_0 = drawn(bundle, name, noise, K, range(first + images.start, first + images.stop))
-        features = torch.cat([features, extractor.features(ImageSet(to_8bit(x_0), None, name))])
+        new = extractor.features(ImageSet(to_8bit(x_0), None, name))
+        features = torch.cat([features, new]) if len(features) else new
         write_tensors(path, {"features": features})
 
 
@@ -124,15 +134,16 @@ def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
     return ours.limit - theirs.limit, error
 
 
-def measured(out: Path, reference: FeatureStatistics, K: int) -> Iterator[dict[str, Any]]:
+def measured(out: Path, reference: FeatureStatistics, K: int, classes: int) -> Iterator[dict[str, Any]]:
     """All cells of K steps; each is compared with the peers on as many samples as they have in common."""
-    for name in (*PEERS, *ROWS):
+    for name in (*PEERS, *KARRAS, *ROWS):
         files = [path_of(out, n, K) for n in (name, *PEERS)]
         if not all(file.exists() for file in files):
             continue
         cells = [read_tensors(file)[0]["features"] for file in files]
         count = min(map(len, cells))
-        ours, *theirs = (measure_frechet(cell[:count], reference, mix=False) for cell in cells)
+        rows = torch.argsort(torch.arange(count) % classes, stable=True)  # groups that are left out have all classes
+        ours, *theirs = (measure_frechet(cell[rows], reference, mix=False) for cell in cells)
         gaps = {peer: difference(ours, d) for peer, d in zip(PEERS, theirs, strict=True) if peer != name}
         size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
         yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}
@@ -155,7 +166,9 @@ def _words(gap: float, error: float) -> str:
 def main() -> None:
     """Draw what is missing and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", required=True, help="Fashion-MNIST: a directory, as optcov reads it")
+    parser.add_argument("--data", required=True, help="the model's data: a directory or a file, as optcov reads it")
+    parser.add_argument("--bundle", default="fashion")
+    parser.add_argument("--features", default="fashion")
     parser.add_argument("--out", type=Path, required=True, help="where features are kept")
     parser.add_argument("--steps", type=int, nargs="+", default=[5, 10, 25])
     parser.add_argument("--samples", type=int, default=2000)
@@ -166,14 +179,16 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="write all cells of the tables to this file, a line of JSON each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    reference = FeatureStatistics.of(find_extractor("fashion").features(data.load(options.data, "test")))
+    bundle = optcov.load(options.bundle, schedule=options.schedule)
+    extractor = find_extractor(options.features)
+    reference = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
     if not options.table:
-        bundle = optcov.load("fashion", schedule=options.schedule)
         moments = DataMoments.of(data.load(options.data, "train").x_0()[:TRAINING_IMAGES])
         for K in options.steps:
-            for name in options.row or (*PEERS, *ROWS):
-                fill(bundle, moments, options.out, name, K, options.samples, options.first)
-    cells = [list(measured(options.out, reference, K)) for K in options.steps]
+            for name in options.row or (*PEERS, *KARRAS, *ROWS):
+                fill(bundle, moments, name, K, options)
+    classes = max(1, len(bundle.class_numbers))
+    cells = [list(measured(options.out, reference, K, classes)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
         print(f"\nK = {K}\n\n{table(found)}")
     if options.record:

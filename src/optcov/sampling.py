@@ -187,7 +187,7 @@ def _check_shape(shape: Sequence[int] | None, start: Tensor | None) -> tuple[int
     if shape is not None and (
         isinstance(shape, str) or not isinstance(shape, Sequence) or not all(map(is_whole, shape))
     ):
-        raise ValueError(f"shape = {shape!r} is not (B, *D) in whole numbers; pass one such as (4, 3, 32, 32)")
+        raise ValueError(f"shape = {shape!r:.80} is not (B, *D) in whole numbers; pass one such as (4, 3, 32, 32)")
     if start is not None and shape is not None and tuple(shape) != tuple(start.shape):
         raise ValueError(f"start has shape {tuple(start.shape)}, but shape is {tuple(shape)}; pass one of them")
     known = tuple(start.shape) if start is not None else tuple(shape or ())

@@ -65,12 +65,19 @@ def test_noise_of_an_image_does_not_depend_on_its_batch(name):
     assert torch.allclose(whole[2:4], part, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name, row in PEERS.items() if row.scheduler.startswith(("DPM", "UniPC"))])
+@pytest.mark.parametrize("name", ["DPM-Solver++", "SDE-DPM-Solver++", "UniPC"])
 def test_solvers_get_our_noise_levels(name):
     scheduler = make_scheduler(name, Schedule.linear(), 7)
     schedule, times = Schedule.linear(), scheduler.timesteps + 1
     expected = torch.exp(-schedule.log_snr(times) / 2).float()
     assert torch.allclose(scheduler.sigmas[:-1], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["DPM-Solver++, Karras times", "UniPC, Karras times"])
+def test_solvers_at_karras_times_visit_karras_sigmas(name):
+    sigmas = make_scheduler(name, Schedule.linear(), 7).sigmas[:-1]
+    first, last = (float(torch.exp(-Schedule.linear().log_snr(t) / 2)) for t in (1000, 1))
+    assert torch.allclose(sigmas ** (1 / 7), torch.linspace(first ** (1 / 7), last ** (1 / 7), 7), rtol=1e-4)
 
 
 def test_a_bad_value_stops_with_step_time_and_samples():

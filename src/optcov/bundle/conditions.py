@@ -5,7 +5,7 @@ conditions.safetensors    the empty condition by name, each (1, ...); config.jso
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,11 @@ from optcov.prediction import check_condition
 from optcov.schedule import is_whole
 
 MAX_BYTES = 2**28  # of all empty conditions; the largest text encoders need some millions
+
+
+def labels_in_rows(labels: Sequence[int], count: int, row: int = 1) -> dict[str, Tensor]:
+    """The condition of `count` images that take the labels in turn, a row of images each; none without labels."""
+    return {LABELS: torch.tensor(labels)[torch.arange(count) // row % len(labels)]} if labels else {}
 
 
 def read_empty(path: Path, names: Collection[str]) -> dict[str, Tensor]:

@@ -12,9 +12,10 @@ from typing import Any
 from torch import nn
 
 from optcov.bundle.bundle import Bundle
+from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.loading import find_bundle, load
 from optcov.bundle.recommendation import possible_covariances, ratios_of, recommendations
-from optcov.bundle.sampler import draw_many, labels_in_rows
+from optcov.bundle.sampler import draw_many
 from optcov.bundle.schedules import schedule_spec
 from optcov.data.export import grid, png_bytes
 from optcov.data.images import to_8bit

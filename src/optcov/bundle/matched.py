@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.errors import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
 from optcov.schedule import Schedule, check_whole
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from optcov.bundle.bundle import Bundle
 
 ETA = 0.3  # docs/few-steps.md compares it with others
+SAMPLES = 512  # start noises
 NAMES = ("power", "shift", "gain")
 MOST = 1000  # entries of one file
 _OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "guidance", "batch_size", "progress")
@@ -33,12 +35,17 @@ def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
 
 
 def measure(bundle: Bundle, images: Any, trajectory: Trajectory, options: Mapping[str, Any]) -> MatchedNoise:
-    """Match the noise of a bundle's network along a trajectory to training images, a tensor or a path."""
+    """Match the noise of a bundle's network along a trajectory to training images, a tensor or a path.
+
+    A network with classes draws each in turn, unless a condition is given.
+    """
     data = bundle.data_of(images, "train")
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise BundleError(f"with_matched_noise has no option {unknown[0]!r}; it has trajectory, {', '.join(_OPTIONS)}")
-    options = {"eta": ETA, "device": bundle.device, **options}
+    options = {"eta": ETA, "samples": SAMPLES, "device": bundle.device, **options}
+    if "condition" not in options:
+        options["condition"] = labels_in_rows(bundle.class_numbers, options["samples"])
     network = bundle.guided(bundle.network.with_only_heads(), options.pop("guidance", 1.0))
     return match_noise(network, bundle.schedule, trajectory, DataMoments.of(data.x_0()), **options)
 

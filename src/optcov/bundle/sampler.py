@@ -17,7 +17,6 @@ from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, digest_tensors, remember
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
-from optcov.networks.classes import LABELS
 from optcov.networks.guidance import check_guidance
 from optcov.prediction import check_condition, take
 from optcov.progress import track
@@ -238,11 +237,6 @@ def _clipping(clip_mean: bool | None, use_clipped_model_output: bool | None) -> 
     """Options of ReverseProcess, without those that are the paper's."""
     told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
     return {name: value for name, value in told.items() if value is not None and (name, value) != ("clip_mean", True)}
-
-
-def labels_in_rows(labels: Sequence[int], count: int, row: int = 1) -> dict[str, Tensor]:
-    """The condition of `count` images that take the labels in turn, a row of images each; none without labels."""
-    return {LABELS: torch.tensor(labels)[torch.arange(count) // row % len(labels)]} if labels else {}
 
 
 def suggested_method(bundle: Bundle) -> str:

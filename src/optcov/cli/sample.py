@@ -84,7 +84,8 @@ def command(
     Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
     """
     from optcov import bundle as bundles
-    from optcov.bundle.sampler import labels_in_rows, suggested_method
+    from optcov.bundle.conditions import labels_in_rows
+    from optcov.bundle.sampler import suggested_method
     from optcov.processes import this_process
 
     if (n is not None and n < 1) or batch_size < 1:

@@ -47,6 +47,14 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
             "DPMSolverMultistepScheduler", True, {"algorithm_type": "sde-dpmsolver++", **_DPM_SOLVER}
         ),
         "UniPC": Peer("UniPCMultistepScheduler", False, {"timestep_spacing": "linspace"}),
+        "DPM-Solver++, Karras times": Peer(
+            "DPMSolverMultistepScheduler",
+            False,
+            {"algorithm_type": "dpmsolver++", "use_karras_sigmas": True, **_DPM_SOLVER},
+        ),
+        "UniPC, Karras times": Peer(
+            "UniPCMultistepScheduler", False, {"timestep_spacing": "linspace", "use_karras_sigmas": True}
+        ),
         "DDPM (diffusers)": Peer("DDPMScheduler", True, {"timestep_spacing": "linspace"}, clips=True),
         # with "leading" times it would start from pure noise at a time where there is signal left
         "DDIM (diffusers)": Peer(

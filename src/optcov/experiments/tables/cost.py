@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from optcov.bundle import Bundle
-from optcov.bundle.sampler import labels_in_rows
+from optcov.bundle.conditions import labels_in_rows
 from optcov.covariances import find_covariance
 from optcov.experiments.tables.cells import Cell, Plan, Result, result_of
 from optcov.experiments.tables.published import published

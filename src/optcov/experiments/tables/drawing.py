@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from optcov.bundle import Bundle, Sampler
-from optcov.bundle.sampler import labels_in_rows
+from optcov.bundle.conditions import labels_in_rows
 from optcov.data import ImageSet, to_8bit
 from optcov.experiments.tables.cells import Result
 from optcov.metrics import Extractor, measure_frechet, measure_kernel
