@@ -41,6 +41,7 @@ def test_a_second_call_keeps_what_the_first_measured(saved: Path) -> None:
     again = bundle.load(saved / "small")
     assert torch.equal(again.matched_noise(3).power, first.power)
     assert len(again.matched) == 2
+    assert "Matched 2M in 3, 5 steps" in run("info", saved / "small")
 
 
 @pytest.mark.filterwarnings("ignore:.*noise levels outside")

@@ -14,6 +14,7 @@ from torch import nn
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.loading import find_bundle, load
+from optcov.bundle.matched import prepared
 from optcov.bundle.recommendation import possible_covariances, ratios_of, recommendations
 from optcov.bundle.sampler import draw_many
 from optcov.bundle.schedules import schedule_spec
@@ -52,6 +53,7 @@ def describe(source: str | Path | Bundle) -> dict[str, Any]:
         "covariances": possible_covariances(bundle),
         "recommended": {purpose: asdict(best) for purpose, best in recommendations(bundle).items()},
         "optimal_trajectories": _trajectories(bundle),
+        "matched_steps": list(prepared(bundle.matched, bundle.schedule)),
         "provenance": dict(bundle.provenance),
         "sizes": {} if directory is None else _sizes(directory),
     }
@@ -131,6 +133,8 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "covariances", ", ".join(content["covariances"])
     yield from _recommended_lines(content["recommended"])
     yield from _trajectories_lines(content["optimal_trajectories"])
+    matched = ", ".join(map(str, content["matched_steps"]))
+    yield "few steps", f"Matched 2M in {matched} steps" if matched else "nothing prepared; optcov match does it"
     caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
     yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"
     history = {name: part for name, part in content["provenance"].items() if name not in ("calibration", "fit")}

@@ -57,15 +57,22 @@ def with_entry(entries: Sequence[MatchedNoise], new: MatchedNoise) -> tuple[Matc
 
 def find(entries: Sequence[MatchedNoise], schedule: Schedule, steps: int, name: str) -> MatchedNoise:
     """Look one up; the error says how to measure it."""
-    wanted = _key(schedule, steps)
-    here = {entry_key[1]: entry for entry in entries if (entry_key := key(entry))[0] == wanted[0]}
+    here = prepared(entries, schedule)
     if steps not in here:
-        lengths = ", ".join(map(str, sorted(here))) or "none"
+        lengths = ", ".join(map(str, here)) or "none"
         raise BundleError(
             f"{name} has no matched noise for {steps} steps on {schedule!r} (it has: {lengths}); measure it by "
-            f"bundle = bundle.with_matched_noise(images, steps={steps}), with a few hundred training images"
+            f"bundle = bundle.with_matched_noise(images, steps={steps}), with a few hundred training images, or by "
+            f"optcov match"
         )
     return here[steps]
+
+
+def prepared(entries: Sequence[MatchedNoise], schedule: Schedule) -> dict[int, MatchedNoise]:
+    """The entries of a schedule by number of steps, least first."""
+    wanted, _ = _key(schedule, 0)
+    here = {steps: entry for entry in entries for spec, steps in [key(entry)] if spec == wanted}
+    return dict(sorted(here.items()))
 
 
 def key(entry: MatchedNoise) -> tuple[str, int]:

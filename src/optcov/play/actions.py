@@ -14,13 +14,14 @@ from PIL import Image
 from torch import Tensor
 
 from optcov.bundle import Bundle, Sampler
+from optcov.bundle.matched import prepared
 from optcov.bundle.pictures import show
 from optcov.canvas import new_figure, png
 from optcov.covariances import Covariance
 from optcov.data import from_8bit, grid, to_8bit
 from optcov.forward import ForwardProcess
 from optcov.inverse import Mask, restore
-from optcov.methods import METHODS, PEER_METHODS, Method, find_method
+from optcov.methods import FEW_STEP_METHODS, METHODS, PEER_METHODS, Method, find_method
 from optcov.noise import batch_noise
 from optcov.play.inputs import (
     MAX_GUIDANCE,
@@ -47,7 +48,8 @@ NOISELESS = 0.0  # what is not erased is known
 
 def sampling_methods(bundle: Bundle) -> list[str]:
     """Methods that the bundle can run in a number of steps that one chooses."""
-    return [m.name for m in (*METHODS.values(), *PEER_METHODS.values()) if not m.adaptive and _runs(bundle, m)]
+    known = (*METHODS.values(), *FEW_STEP_METHODS.values(), *PEER_METHODS.values())
+    return [method.name for method in known if not method.adaptive and _runs(bundle, method)]
 
 
 def path_methods(bundle: Bundle) -> list[str]:
@@ -72,6 +74,11 @@ def covariances(bundle: Bundle) -> list[str]:
     rows = [find_method(name) for name in restoring_methods(bundle)]
     kinds = sorted((_covariance(row) for row in rows), key=lambda kind: kind.structure == "isotropic")
     return list(dict.fromkeys(kind.name for kind in kinds))
+
+
+def image_methods(bundle: Bundle, steps: int) -> list[str]:
+    """What to show first beside DDIM, best first, of those that sampling_methods may hold."""
+    return [*(["Matched 2M"] if steps in prepared(bundle.matched, bundle.schedule) else []), "NPR-DDIM", "A-DDIM"]
 
 
 def preferred(names: list[str], *wanted: str) -> str | None:
@@ -183,6 +190,8 @@ def restoration(
 def _runs(bundle: Bundle, method: Method) -> bool:
     if method.continuous and bundle.schedule.discrete:
         return False
+    if method.solver == "matched":
+        return bool(prepared(bundle.matched, bundle.schedule))
     try:
         Sampler(bundle, method.name, 2)
     except ValueError:  # a head or a number per time is missing, or the schedule is of another kind
