@@ -1,4 +1,4 @@
-"""Few steps: Matched 2M and what it is made of, beside diffusers' solvers, by the distance of images.
+"""Few steps: Bridge 2M, Matched 2M and what they are made of, beside diffusers' solvers, by the distance of images.
 
     python benchmarks/few_steps.py --data data/fashion-mnist --out runs/few-steps [--steps 10] [--samples 2000]
     python benchmarks/few_steps.py --data data/fashion-mnist --out runs/few-steps --table   of what was drawn
@@ -23,15 +23,15 @@ import optcov
 from optcov import data
 from optcov.bundle import Bundle
 from optcov.bundle.conditions import labels_in_rows
-from optcov.bundle.matched import few_step_times, from_file, to_file
+from optcov.bundle.matched import from_file, times_of, to_file
 from optcov.data import ImageSet, to_8bit
-from optcov.forward import ForwardProcess
 from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
 from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
 from optcov.prediction import take
-from optcov.solvers import DataMoments, MatchedNoise, match_noise, matched_2m, peer
+from optcov.solvers import DataMoments, MatchedNoise, bridge_noise, few_step_times, match_noise, matched_2m, peer
+from optcov.solvers.multistep import FIRST_SIGMA
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -42,37 +42,30 @@ CALIBRATION = 256  # start noises
 BATCH = 64
 
 
-def default_times(bundle: Bundle, K: int) -> Trajectory:
-    """Those of Bundle.with_matched_noise: Karras times."""
-    return few_step_times(bundle.schedule, K)
+def matched_times(bundle: Bundle, K: int) -> Trajectory:
+    """Those of Matched 2M: they end earlier if there are few of them."""
+    return times_of(bundle.schedule, K)
 
 
 def log_even(bundle: Bundle, K: int) -> Trajectory:
-    """Times that are nearly even in the log-SNR, with the same first one."""
-    return Trajectory.karras(bundle.schedule, K, rho=100.0, first_sigma=1 / K)
+    """Times that are nearly even in the log-SNR."""
+    return Trajectory.karras(bundle.schedule, K, rho=100.0, first_sigma=FIRST_SIGMA)
 
 
-def diffusers_times(bundle: Bundle, K: int) -> Trajectory:
-    """The times that diffusers' solvers visit here."""
-    return Trajectory([round(1 + 999 * i / K) for i in range(1, K + 1)])
+def default_times(bundle: Bundle, K: int) -> Trajectory:
+    """Those of Bridge 2M."""
+    return few_step_times(bundle.schedule, K)
 
 
 ROWS: dict[str, dict[str, Any]] = {
-    "Matched 2M": {"eta": 0.3},
-    "Matched 2M, eta = 1": {"eta": 1.0},
-    "Matched 2M, times even in log-SNR": {"eta": 0.3, "times": log_even},
-    "Matched 2M, times of diffusers": {"eta": 0.3, "times": diffusers_times},
-    "2M, the same times, eta = 0, nothing matched": {"eta": 0.0, "matched": False},
+    "Bridge 2M": {"eta": 0.3, "matched": False},
+    "Bridge 2M, eta near 0": {"eta": 1e-4, "matched": False},
+    "Bridge 2M, eta = 1": {"eta": 1.0, "matched": False},
+    "Bridge 2M, times even in log-SNR": {"eta": 0.3, "matched": False, "times": log_even},
+    "Bridge 2M, times to 1 / K": {"eta": 0.3, "matched": False, "times": matched_times},
+    "Matched 2M": {"eta": 0.3, "times": matched_times},
+    "Matched 2M, times of Bridge 2M": {"eta": 0.3},
 }
-
-
-def unmatched(bundle: Bundle, trajectory: Trajectory, eta: float) -> MatchedNoise:
-    """The solver as it is: the white noise of the bridge, and next to none at eta = 0."""
-    forward = ForwardProcess(bundle.schedule, eta)
-    power = torch.zeros(len(trajectory), *bundle.image_shape)
-    for place, (t, s) in enumerate(reversed(list(trajectory.descending()))):
-        power[place] = 0 if s == 0 else max(float(forward.bridge(t, s).variance), 1e-12)
-    return MatchedNoise(bundle.schedule, trajectory, eta, power, torch.zeros_like(power), torch.ones_like(power))
 
 
 def in_turn(bundle: Bundle, images: range) -> dict[str, Tensor]:
@@ -87,7 +80,7 @@ def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], 
     options = dict(row)
     trajectory = options.pop("times", default_times)(bundle, K)
     if not options.pop("matched", True):
-        return unmatched(bundle, trajectory, **options)
+        return bridge_noise(bundle.schedule, trajectory, bundle.image_shape, options["eta"])
     options |= {"samples": CALIBRATION, "condition": in_turn(bundle, range(CALIBRATION))}
     found = match_noise(bundle.network.with_only_heads(), bundle.schedule, trajectory, moments, **options)
     write_tensors(path, *to_file([found]))

@@ -27,7 +27,9 @@ from optcov.solvers import (
     PEERS,
     MatchedNoise,
     SolverResult,
+    bridge_noise,
     euler_maruyama,
+    few_step_times,
     gotta_go_fast,
     matched_2m,
     peer,
@@ -140,7 +142,8 @@ PEER_METHODS: Mapping[str, Method] = MappingProxyType(
 
 FEW_STEP_METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "Matched 2M": Method("Matched 2M", continuous=False, solver="matched")
+        "Bridge 2M": Method("Bridge 2M", continuous=False, solver="bridge"),
+        "Matched 2M": Method("Matched 2M", continuous=False, solver="matched"),
     }  # optcov.solvers.multistep; not the paper's
 )
 
@@ -219,7 +222,9 @@ def draw(
     """
     if method.solver is not None:
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
-        if method.solver == "matched":
+        if method.solver in ("bridge", "matched"):
+            if method.solver == "bridge":
+                matched = bridge_noise(schedule, trajectory or few_step_times(schedule, steps), image_shape)
             if matched is None:
                 raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")
             std = matched.schedule.unit_data_std(matched.trajectory.times[-1])

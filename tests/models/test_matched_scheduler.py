@@ -1,4 +1,4 @@
-"""Matched 2M in a pipeline of diffusers: it draws what the bundle draws."""
+"""Bridge 2M and Matched 2M in a pipeline of diffusers: they draw what the bundle draws."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def bundle() -> Bundle:
     return small_bundle(Schedule.linear()).with_matched_noise(IMAGES, steps=4, samples=32)
 
 
-def attached(bundle: Bundle) -> DDPMPipeline:
-    return attach(DDPMPipeline(small_unet(), DDPMScheduler()), bundle, "Matched 2M")
+def attached(bundle: Bundle, method: str = "Matched 2M") -> DDPMPipeline:
+    return attach(DDPMPipeline(small_unet(), DDPMScheduler()), bundle, method)
 
 
 @torch.no_grad()
-def test_steps_in_a_pipeline_are_the_bundles(bundle):
+@pytest.mark.parametrize("method", ["Bridge 2M", "Matched 2M"])
+def test_steps_in_a_pipeline_are_the_bundles(bundle, method):
     seen = []
-    expected = Sampler(bundle, "Matched 2M", 4).draw(range(2), callback=seen.append).x_0
-    pipeline, x = attached(bundle), batch_noise(0, range(2), 0, SHAPE)
+    expected = Sampler(bundle, method, 4).draw(range(2), callback=seen.append).x_0
+    pipeline, x = attached(bundle, method), batch_noise(0, range(2), 0, SHAPE)
     pipeline.scheduler.set_timesteps(4)
     for number, t in enumerate(pipeline.scheduler.timesteps, start=1):
         noise = batch_noise(0, range(2), number, SHAPE)

@@ -36,7 +36,7 @@ from small_bundles import save_with_images, small_bundle, small_unet
 
 HUGE = 10**400
 UNET_WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
-COMMANDS_WITH_A_SEED = ("sample", "fit", "train", "bpd", "trajectory", "match", "frechet", "table", "report")
+COMMANDS_WITH_A_SEED = ("sample", "fit", "train", "bpd", "trajectory", "frechet", "table", "report")
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_an_eta_that_is_almost_zero_is_refused_in_one_sentence(
 def test_a_seed_that_no_generator_takes_is_refused_with_the_range(
     saved: Path, tmp_path: Path, optcov: CommandLine, command: str, seed: str
 ) -> None:
-    out = () if command in ("frechet", "match") else ("--out", tmp_path / "out")
+    out = () if command == "frechet" else ("--out", tmp_path / "out")
     said = optcov(command, saved / "small", saved / "images.npy", f"--seed={seed}", *out)
     assert said.code == 2
     assert f"--seed {seed} is out of range; use a whole number from 0 to {2**63 - 1}" in said.err

@@ -286,7 +286,7 @@ class Bundle:
         """
         if trajectory is not None and not isinstance(trajectory, Trajectory):
             raise BundleError(f"trajectory = {trajectory!r:.80} is not a Trajectory; pass Trajectory(times)")
-        times = matched_noises.few_step_times(self.schedule, steps) if trajectory is None else trajectory
+        times = matched_noises.times_of(self.schedule, steps) if trajectory is None else trajectory
         new = matched_noises.measure(self, images, times, options)
         return replace(self, matched=matched_noises.with_entry(self.matched, new))
 

@@ -133,8 +133,8 @@ def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "covariances", ", ".join(content["covariances"])
     yield from _recommended_lines(content["recommended"])
     yield from _trajectories_lines(content["optimal_trajectories"])
-    matched = ", ".join(map(str, content["matched_steps"]))
-    yield "few steps", f"Matched 2M in {matched} steps" if matched else "nothing prepared; optcov match does it"
+    if content["matched_steps"]:
+        yield "matched noise", f"for {', '.join(map(str, content['matched_steps']))} steps of Matched 2M"
     caps = {name: "none" if cap is None else cap for name, cap in about["noise_caps"].items()}
     yield "noise caps", ", ".join(_pairs(caps)) or "the paper's"
     history = {name: part for name, part in content["provenance"].items() if name not in ("calibration", "fit")}

@@ -17,19 +17,19 @@ from optcov.bundle.errors import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
 from optcov.schedule import Schedule, check_whole
 from optcov.solvers import DataMoments, MatchedNoise, match_noise
+from optcov.solvers.multistep import ETA
 from optcov.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from optcov.bundle.bundle import Bundle
 
-ETA = 0.3  # docs/few-steps.md compares it with others
 SAMPLES = 512  # start noises
 NAMES = ("power", "shift", "gain")
 MOST = 1000  # entries of one file
 _OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "guidance", "batch_size", "progress")
 
 
-def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
+def times_of(schedule: Schedule, steps: int) -> Trajectory:
     """Karras times whose last step starts at a noise-to-signal ratio of 1 / steps."""
     return Trajectory.karras(schedule, check_whole("steps", steps, 2, BundleError), first_sigma=1 / steps)
 
@@ -62,8 +62,8 @@ def find(entries: Sequence[MatchedNoise], schedule: Schedule, steps: int, name: 
         lengths = ", ".join(map(str, here)) or "none"
         raise BundleError(
             f"{name} has no matched noise for {steps} steps on {schedule!r} (it has: {lengths}); measure it by "
-            f"bundle = bundle.with_matched_noise(images, steps={steps}), with a few hundred training images, or by "
-            f"optcov match"
+            f"bundle = bundle.with_matched_noise(images, steps={steps}), with a few hundred training images, or "
+            f"take Bridge 2M, which needs none"
         )
     return here[steps]
 

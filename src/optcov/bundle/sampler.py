@@ -22,7 +22,7 @@ from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
 from optcov.schedule import check_number, check_whole, is_whole
-from optcov.solvers import MatchedNoise, SolverResult
+from optcov.solvers import MatchedNoise, SolverResult, few_step_times
 from optcov.storage import StorageError, directory_lock, read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -92,6 +92,8 @@ class Sampler:
         if self.method.solver == "matched":
             self.matched = model.matched_noise(steps)
             self.trajectory = self.matched.trajectory
+        elif self.method.solver == "bridge":
+            self.trajectory = few_step_times(model.schedule, steps)
         self.ocm_probes = ocm_probes
         self.condition = model.check_told(condition, _entries(condition))
         self.guidance = check_guidance(guidance)

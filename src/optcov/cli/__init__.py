@@ -33,7 +33,6 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
         "bpd": "bits/dim of images, for every covariance and number of steps",
         "restore": "an image from a damaged one, with its uncertainty: mask, blur",
         "trajectory": "the times that make the bound least, kept in the bundle",
-        "match": "what images in 5 to 25 steps need (Matched 2M), kept in the bundle",
     },
     "Train one, and measure": {
         "data": "fetch Fashion-MNIST or CIFAR-10, verified by checksum",
@@ -90,7 +89,7 @@ class TaskGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help that starts from tasks."""
-        lines = ["Usage: optcov COMMAND [OPTIONS]", SUMMARY, ""]
+        lines = ["Usage: optcov COMMAND [OPTIONS]", "", SUMMARY, ""]
         for task, commands in TASKS.items():
             lines += [task, *(f"  {name:11} {what}" for name, what in commands.items())]
         lines += ["Start by: optcov demo. Each command explains itself, as in: optcov sample --help"]

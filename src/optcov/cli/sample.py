@@ -79,9 +79,10 @@ def command(
 
     In continuous time: Euler-Maruyama; Ancestral sampling; Probability flow; A-DPM; NPR-DPM; SN-DPM; Gotta Go Fast.
 
-    In few steps, if the bundle has matched noise: Matched 2M.
+    In few steps: Bridge 2M. If the bundle has matched noise: Matched 2M.
 
-    Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DDPM (diffusers); DDIM (diffusers).
+    Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DPM-Solver++, Karras times; UniPC, Karras times; DDPM (diffusers);
+    DDIM (diffusers).
     """
     from optcov import bundle as bundles
     from optcov.bundle.conditions import labels_in_rows

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 TRAJECTORIES = ("even", "optimal")
+FEW_STEPS = ("bridge", "matched")  # solvers with a scheduler of their own
 
 
 def attach(
@@ -50,10 +51,11 @@ def attach(
     Its network and its scheduler become the bundle's, which must take the same data. A network with the same weights
     stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
-    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Matched
-    2M" takes the times that the bundle has matched noise for on that schedule. clip_mean=False clips x0_hat in
-    the last step only (docs/clipping.md). label: the class that a pipeline without classes, such as DDPMPipeline,
-    draws from a bundle of classes; by default the one that stands for no class.
+    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Bridge
+    2M" takes times of its own, "Matched 2M" those that the bundle has matched noise for on that schedule.
+    clip_mean=False clips x0_hat in the last step only (docs/clipping.md). label: the class that a
+    pipeline without classes, such as DDPMPipeline, draws from a bundle of classes; by default the one that stands for
+    no class.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -69,20 +71,21 @@ def attach(
     if family is not None and family.decoder is not None:
         if label is not None:
             raise ValueError(f"label = {label!r} is for pipelines of images; tell {type(pipeline).__name__} the class")
-        if row.solver == "matched":
+        if row.solver in FEW_STEPS:
             raise ValueError(
                 f"{row.name} has no scheduler for pipelines of latents; sample by bundle.sample(n, method={row.name!r})"
             )
         return attach_to_latents(pipeline, family, bundle, row, trajectory)
     if not bundle.schedule.discrete:
         bundle = bundle.with_schedule(Schedule.linear())
-    if row.solver != "matched":
+    if row.solver not in FEW_STEPS:
         bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     _check_pipeline(pipeline, bundle)
     label = _class_label(bundle, label)
-    matched = row.solver == "matched"
     scheduler: Any = (
-        _matched_scheduler(bundle) if matched else discrete_scheduler(bundle, row, trajectory, clip_mean=clip_mean)
+        _few_step_scheduler(bundle, row)
+        if row.solver in FEW_STEPS
+        else discrete_scheduler(bundle, row, trajectory, clip_mean=clip_mean)
     )
     if _differ(pipeline.unet, bundle.unet):
         logging.getLogger(__name__).warning(
@@ -165,14 +168,17 @@ def _differ(network: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def _matched_scheduler(bundle: Bundle) -> MatchedScheduler:
+def _few_step_scheduler(bundle: Bundle, row: Method) -> MatchedScheduler:
     scheduler: MatchedScheduler = MatchedScheduler(
         num_train_timesteps=len(bundle.schedule.betas),
         trained_betas=bundle.schedule.betas.tolist(),
         prediction_type=bundle.network.parameterisation,
         data_range=None if bundle.data_range is None else list(bundle.data_range),
     )
-    scheduler.use(bundle.matched)
+    if row.solver == "bridge":
+        scheduler.use_bridge(bundle.image_shape)
+    else:
+        scheduler.use(bundle.matched)
     return scheduler
 
 

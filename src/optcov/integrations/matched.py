@@ -1,6 +1,6 @@
-"""Matched 2M as a scheduler of diffusers: the same Gaussian step as optcov.solvers.multistep, one call at a time.
+"""Bridge 2M and Matched 2M as a scheduler of diffusers: the Gaussian step of optcov.solvers.multistep, call by call.
 
-diffusers counts times 0..N-1: its t is our t - 1. The measured noise is not part of the config: a pipeline that was
+diffusers counts times 0..N-1: its t is our t - 1. The noise is not part of the config: a pipeline that was
 saved and loaded again needs `attach` again.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from optcov.integrations.stepping import DiscreteTimes
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule
-from optcov.solvers import MatchedNoise
+from optcov.solvers import MatchedNoise, bridge_noise, few_step_times
 
 
 @dataclass
@@ -33,7 +33,7 @@ class MatchedSchedulerOutput(BaseOutput):  # type: ignore[misc]
 
 
 class MatchedScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
-    """Sample by Matched 2M in a pipeline of diffusers.
+    """Sample by Bridge 2M or Matched 2M in a pipeline of diffusers.
 
     >>> scheduler = MatchedScheduler(trained_betas=[0.01] * 100, num_train_timesteps=100)
     >>> scheduler.use([])  # what Bundle.matched holds
@@ -58,6 +58,7 @@ class MatchedScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ign
         self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
         self.num_inference_steps: int | None = None
         self._known: dict[int, MatchedNoise] = {}
+        self._bridge_shape: tuple[int, ...] | None = None
         self._noise: MatchedNoise | None = None
         self._previous: Prediction | None = None
 
@@ -66,8 +67,15 @@ class MatchedScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ign
         here = self.schedule.digest()
         self._known = {len(noise.trajectory): noise for noise in noises if noise.schedule.digest() == here}
 
+    def use_bridge(self, shape: Sequence[int]) -> None:
+        """Draw images of this shape by Bridge 2M, in any number of steps."""
+        self._bridge_shape = tuple(shape)
+
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
-        """Take the trajectory that was measured for this number of steps, and forget the last run."""
+        """Take the trajectory of this number of steps, and forget the last run."""
+        if self._bridge_shape is not None:
+            times_of_run = few_step_times(self.schedule, num_inference_steps)
+            self._known = {num_inference_steps: bridge_noise(self.schedule, times_of_run, self._bridge_shape)}
         if num_inference_steps not in self._known:
             known = ", ".join(map(str, sorted(self._known))) or "none"
             raise ValueError(

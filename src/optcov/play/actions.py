@@ -76,11 +76,6 @@ def covariances(bundle: Bundle) -> list[str]:
     return list(dict.fromkeys(kind.name for kind in kinds))
 
 
-def image_methods(bundle: Bundle, steps: int) -> list[str]:
-    """What to show first beside DDIM, best first, of those that sampling_methods may hold."""
-    return [*(["Matched 2M"] if steps in prepared(bundle.matched, bundle.schedule) else []), "NPR-DDIM", "A-DDIM"]
-
-
 def preferred(names: list[str], *wanted: str) -> str | None:
     """The first of the wanted names that there is, or else the first of all."""
     return next((name for name in wanted if name in names), names[0] if names else None)

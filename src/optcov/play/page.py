@@ -36,7 +36,6 @@ from optcov.play.inputs import (
 
 HERE = ("127.0.0.1", "localhost")
 WAITING = 32  # requests that may wait
-STEPS = 10  # of the samples that are shown first
 KEPT = 3600  # seconds that pictures stay in the server's temporary directory
 FORMATS = [".png", ".jpg", ".jpeg", ".bmp", ".webp"]
 GREYS, COLOURS = ["#ffffff", "#a0a0a0", "#000000"], ["#ffffff", "#000000", "#d62728", "#2ca02c", "#1f77b4", "#ffdd55"]
@@ -117,10 +116,9 @@ class _Page:
         gr.Markdown("Two methods from the same noise. Few steps show the difference best.")
         with gr.Row():
             first = gr.Dropdown(methods, value=actions.preferred(methods, "DDIM"), label="First method")
-            better = actions.preferred(methods, *actions.image_methods(self.bundle, STEPS))
-            second = gr.Dropdown(methods, value=better, label="Second method")
+            second = gr.Dropdown(methods, value=actions.preferred(methods, "Bridge 2M"), label="Second method")
         with gr.Row():
-            steps, seed = self._steps(STEPS), self._seed()
+            steps, seed = self._steps(10), self._seed()
             count = gr.Slider(1, MAX_IMAGES, 9, step=1, label="Images")
         with gr.Row():
             label, guidance = self._class(), self._guidance()

@@ -7,7 +7,7 @@ times, peers a discrete one.
 
 from optcov.solvers.gotta_go_fast import gotta_go_fast
 from optcov.solvers.matching import DataMoments, match_noise
-from optcov.solvers.multistep import MatchedNoise, matched_2m
+from optcov.solvers.multistep import MatchedNoise, bridge_noise, few_step_times, matched_2m
 from optcov.solvers.peers import PEERS, peer
 from optcov.solvers.result import SolverResult
 from optcov.solvers.reverse_sde import euler_maruyama, probability_flow, probability_flow_adaptive
@@ -17,7 +17,9 @@ __all__ = [
     "DataMoments",
     "MatchedNoise",
     "SolverResult",
+    "bridge_noise",
     "euler_maruyama",
+    "few_step_times",
     "gotta_go_fast",
     "match_noise",
     "matched_2m",

@@ -1,4 +1,4 @@
-"""Matched 2M: the mean of a second-order multistep solver, and noise that keeps the marginal of x_s right.
+"""Bridge 2M and Matched 2M: the mean of a second-order multistep solver, with noise of the bridge or measured noise.
 
 With x_t = a x_0 + b eps, lam = log(a / b), the step from t to s after one from u to t (u > t > s):
 
@@ -10,7 +10,8 @@ cosine transform. The first step and the one to time 0 take D = x0_hat_t. The le
 alone, so that variance-preserving schedules, EDM and flow matching are one formula. With g = 1 and no shift it is a
 known solver twice: eta = 0 and p = 0 is DPM-Solver++ 2M, eta = 1 and p = lambda^2 is SDE-DPM-Solver++ 2M.
 
-g, shift and p are measured once per trajectory (optcov.solvers.matching) so that the mean of x_s and its power in every
+Bridge 2M is g = 1, no shift and p = lambda^2 with eta = 0.3. It needs no measurement. For Matched 2M, g, shift and p
+are measured once per trajectory (optcov.solvers.matching) so that the mean of x_s and its power in every
 frequency are those of the forward process. Given x_t, x_u and what the network says of both, x_s is Gaussian, so the
 step has an exact density, in O(d log d).
 """
@@ -31,10 +32,18 @@ from optcov.gaussian.basis import Basis
 from optcov.gaussian.correlated import Spectral
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.reverse import Step
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, check_whole
 from optcov.solvers.result import SolverResult, noise_source
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
+
+ETA = 0.3  # docs/few-steps.md compares it and the next with others
+FIRST_SIGMA = 0.05  # noise-to-signal ratio where the last step starts
+
+
+def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
+    """Karras times whose last step starts at a noise-to-signal ratio of 0.05."""
+    return Trajectory.karras(schedule, check_whole("steps", steps, 2), first_sigma=FIRST_SIGMA)
 
 
 @final
@@ -90,6 +99,16 @@ class MatchedNoise:
             mean = Basis().inverse(self.gain[place].to(mean) * Basis().transform(mean))
         power = self.power[place].to(mean.device)
         return Gaussian(mean + self.shift[place].to(mean), Spectral(power[None]))
+
+
+def bridge_noise(schedule: Schedule, trajectory: Trajectory, shape: Sequence[int], eta: float = ETA) -> MatchedNoise:
+    """The bridge's own white noise for images of shape D: what Bridge 2M draws with. eta must be above 0."""
+    if not 0 < eta <= 1:
+        raise ValueError(f"eta = {eta} draws no noise or too much; pass a number above 0 and at most 1")
+    forward, power = ForwardProcess(schedule, eta), torch.zeros(len(trajectory), *shape)
+    for place, (t, s) in enumerate(reversed(list(trajectory.descending()))):
+        power[place] = 0 if s == 0 else forward.bridge(t, s).variance
+    return MatchedNoise(schedule, trajectory, eta, power, torch.zeros_like(power), torch.ones_like(power))
 
 
 def mean_of_step(forward: ForwardProcess, current: Prediction, s: float, previous: Prediction | None) -> Tensor:

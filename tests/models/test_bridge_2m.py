@@ -1,0 +1,79 @@
+"""Bridge 2M on bundles and on data whose every moment is known: it needs nothing but the network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+from class_bundles import class_bundle
+from optcov import METHODS, ForwardProcess, Schedule
+from optcov.bundle import Sampler
+from optcov.methods import draw, find_method
+from optcov.oracle import GaussianMixture
+from optcov.solvers import bridge_noise, few_step_times, matched_2m
+from small_bundles import small_bundle
+
+SCHEDULES = {"linear": Schedule.linear(), "vp_sde": Schedule.vp_sde(), "edm": Schedule.edm()}
+
+
+def test_an_image_depends_on_its_seed_and_number_alone():
+    bundle = small_bundle(Schedule.linear())
+    together = bundle.sample(5, method="Bridge 2M", steps=4, seed=3, progress=False)
+    by_two = bundle.sample(5, method="Bridge 2M", steps=4, seed=3, batch_size=2, progress=False)
+    assert torch.allclose(together, by_two, atol=2e-3)
+    assert not torch.allclose(together, bundle.sample(5, method="Bridge 2M", steps=4, progress=False), atol=1e-2)
+
+
+def test_it_is_told_the_class():
+    bundle = class_bundle()
+    first, second = (bundle.sample(2, method="Bridge 2M", steps=3, labels=y, progress=False) for y in (0, 1))
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
+def test_every_step_but_the_last_has_a_density_and_noise_of_its_own():
+    seen = []
+    Sampler(small_bundle(Schedule.linear()), "Bridge 2M", 4).draw(range(3), callback=seen.append)
+    assert len(seen) == 4
+    for step in seen[:-1]:
+        forward = ForwardProcess(Schedule.linear(), 0.3)
+        wanted = Normal(step.gaussian.mean, forward.bridge(step.t, step.s).variance.sqrt())
+        assert torch.allclose(step.log_prob().double(), wanted.log_prob(step.x_s.double()).flatten(1).sum(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_it_draws_gaussian_data_ever_better_with_more_steps(name):
+    """The standard deviation of the data, 0.5, from 500 samples; its error is 0.016, and the level 4 of them."""
+    schedule, data = SCHEDULES[name], GaussianMixture([1.0], [[0.2, -0.3]], [0.25])
+    network = data.network(schedule)
+    errors = []
+    for steps in (4, 16):
+        x_0 = draw(find_method("Bridge 2M"), network, schedule, steps, (2,), range(500), data_range=None).x_0
+        errors.append(float((x_0.std(0) - 0.5).abs().max()))
+        assert torch.allclose(x_0.mean(0), torch.tensor([0.2, -0.3]).to(x_0), atol=0.1)
+    assert errors[1] < 4 * 0.016
+    assert errors[1] < errors[0] + 4 * 0.016
+
+
+def test_it_is_no_row_of_the_paper():
+    assert "Bridge 2M" not in METHODS
+    assert find_method("Bridge 2M").covariance is None
+
+
+@pytest.mark.parametrize("eta", [0.0, -1.0, 1.5, float("nan")])
+def test_an_eta_without_noise_is_refused(eta):
+    with pytest.raises(ValueError, match="pass a number above 0 and at most 1"):
+        bridge_noise(Schedule.linear(), few_step_times(Schedule.linear(), 4), (1, 8, 8), eta)
+
+
+@pytest.mark.parametrize("steps", [1, 0, 2.5])
+def test_too_few_steps_are_refused(steps):
+    with pytest.raises(ValueError, match="steps"):
+        few_step_times(Schedule.linear(), steps)
+
+
+def test_other_images_than_the_noise_is_for_are_refused():
+    schedule = Schedule.linear()
+    noise = bridge_noise(schedule, few_step_times(schedule, 3), (1, 8, 8))
+    with pytest.raises(ValueError, match="is for images of shape"):
+        matched_2m(lambda x_t, t: None, noise, torch.zeros(2, 1, 4, 4))
