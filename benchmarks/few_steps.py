@@ -37,6 +37,7 @@ from optcov.trajectory import Trajectory
 
 PEERS = ("UniPC", "DPM-Solver++")
 KARRAS = ("UniPC, Karras times", "DPM-Solver++, Karras times")  # diffusers' own
+COMPARED = (*PEERS, "UniPC, Karras times")  # what each row is compared with
 TRAINING_IMAGES = 20_000
 CALIBRATION = 256  # start noises
 BATCH = 64
@@ -128,27 +129,28 @@ def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
 
 
 def measured(out: Path, reference: FeatureStatistics, K: int, classes: int) -> Iterator[dict[str, Any]]:
-    """All cells of K steps; each is compared with the peers on as many samples as they have in common."""
+    """All cells of K steps; each is compared with others on as many samples as they have in common."""
     for name in (*PEERS, *KARRAS, *ROWS):
-        files = [path_of(out, n, K) for n in (name, *PEERS)]
+        files = [path_of(out, n, K) for n in (name, *COMPARED)]
         if not all(file.exists() for file in files):
             continue
         cells = [read_tensors(file)[0]["features"] for file in files]
         count = min(map(len, cells))
         rows = torch.argsort(torch.arange(count) % classes, stable=True)  # groups that are left out have all classes
         ours, *theirs = (measure_frechet(cell[rows], reference, mix=False) for cell in cells)
-        gaps = {peer: difference(ours, d) for peer, d in zip(PEERS, theirs, strict=True) if peer != name}
+        gaps = {peer: difference(ours, d) for peer, d in zip(COMPARED, theirs, strict=True) if peer != name}
         size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
         yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}
 
 
 def table(cells: Iterable[dict[str, Any]]) -> str:
     """Cells as a table."""
-    lines = ["| | samples | distance | from UniPC | from DPM-Solver++ |", "|---|---:|---:|---:|---:|"]
+    lines = [f"| | samples | distance | {' | '.join(f'from {name}' for name in COMPARED)} |"]
+    lines.append("|---|---:|---:" + "|---:" * len(COMPARED) + "|")
     for cell in cells:
-        gaps = [_words(*cell["differences"][peer]) if peer in cell["differences"] else "" for peer in PEERS]
+        gaps = [_words(*cell["differences"][peer]) if peer in cell["differences"] else "" for peer in COMPARED]
         number = f"{cell['limit']:.3f} ± {cell['standard_error']:.3f}"
-        lines.append(f"| {cell['row']} | {cell['samples']:,} | {number} | {gaps[0]} | {gaps[1]} |")
+        lines.append(f"| {cell['row']} | {cell['samples']:,} | {number} | {' | '.join(gaps)} |")
     return "\n".join(lines).replace("-0.", "−0.").replace("= -", "= −")
 
 
