@@ -31,7 +31,6 @@ from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
 from optcov.prediction import take
 from optcov.solvers import DataMoments, MatchedNoise, bridge_noise, few_step_times, match_noise, matched_2m, peer
-from optcov.solvers.multistep import FIRST_SIGMA
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -48,11 +47,6 @@ def matched_times(bundle: Bundle, K: int) -> Trajectory:
     return times_of(bundle.schedule, K)
 
 
-def log_even(bundle: Bundle, K: int) -> Trajectory:
-    """Times that are nearly even in the log-SNR."""
-    return Trajectory.karras(bundle.schedule, K, rho=100.0, first_sigma=FIRST_SIGMA)
-
-
 def default_times(bundle: Bundle, K: int) -> Trajectory:
     """Those of Bridge 2M."""
     return few_step_times(bundle.schedule, K)
@@ -61,8 +55,6 @@ def default_times(bundle: Bundle, K: int) -> Trajectory:
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
     "Bridge 2M, eta near 0": {"eta": 1e-4, "matched": False},
-    "Bridge 2M, eta = 1": {"eta": 1.0, "matched": False},
-    "Bridge 2M, times even in log-SNR": {"eta": 0.3, "matched": False, "times": log_even},
     "Bridge 2M, times to 1 / K": {"eta": 0.3, "matched": False, "times": matched_times},
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},

@@ -223,7 +223,7 @@ def draw(
     if method.solver is not None:
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
         if method.solver in ("bridge", "matched"):
-            if method.solver == "bridge":
+            if method.solver == "bridge" and matched is None:
                 matched = bridge_noise(schedule, trajectory or few_step_times(schedule, steps), image_shape)
             if matched is None:
                 raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")

@@ -55,6 +55,13 @@ def test_it_draws_gaussian_data_ever_better_with_more_steps(name):
     assert errors[1] < errors[0] + 4 * 0.016
 
 
+def test_its_noise_is_part_of_what_determines_an_image():
+    settings = Sampler(small_bundle(Schedule.linear()), "Bridge 2M", 4).settings()
+    other = Sampler(small_bundle(Schedule.linear()), "Bridge 2M", 5).settings()
+    assert settings["matched_noise"] != other["matched_noise"]
+    assert settings["matched_noise"] is not None
+
+
 def test_it_is_no_row_of_the_paper():
     assert "Bridge 2M" not in METHODS
     assert find_method("Bridge 2M").covariance is None

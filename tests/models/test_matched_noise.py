@@ -83,6 +83,8 @@ def test_bad_requests_are_refused_by_name(bundle: Bundle) -> None:
         bundle.with_matched_noise(IMAGES[:3])
     with pytest.raises(BundleError, match="steps = 1"):
         bundle.with_matched_noise(IMAGES, steps=1)
+    with pytest.raises(BundleError, match="samples = 'ten'"):
+        bundle.with_matched_noise(IMAGES, samples="ten")
     with pytest.raises(BundleError, match="no option 'sample'"):
         bundle.with_matched_noise(IMAGES, sample=3)
     with pytest.raises(BundleError, match="is not a Trajectory"):

@@ -22,7 +22,7 @@ from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
 from optcov.schedule import check_number, check_whole, is_whole
-from optcov.solvers import MatchedNoise, SolverResult, few_step_times
+from optcov.solvers import MatchedNoise, SolverResult, bridge_noise, few_step_times
 from optcov.storage import StorageError, directory_lock, read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -91,9 +91,10 @@ class Sampler:
             )
         if self.method.solver == "matched":
             self.matched = model.matched_noise(steps)
-            self.trajectory = self.matched.trajectory
         elif self.method.solver == "bridge":
-            self.trajectory = few_step_times(model.schedule, steps)
+            self.matched = bridge_noise(model.schedule, few_step_times(model.schedule, steps), model.image_shape)
+        if self.matched is not None:
+            self.trajectory = self.matched.trajectory
         self.ocm_probes = ocm_probes
         self.condition = model.check_told(condition, _entries(condition))
         self.guidance = check_guidance(guidance)

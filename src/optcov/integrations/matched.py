@@ -64,7 +64,7 @@ class MatchedScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ign
 
     def use(self, noises: Sequence[MatchedNoise]) -> None:
         """Draw with these, one for each number of steps; those of other schedules are left out."""
-        here = self.schedule.digest()
+        here, self._bridge_shape = self.schedule.digest(), None
         self._known = {len(noise.trajectory): noise for noise in noises if noise.schedule.digest() == here}
 
     def use_bridge(self, shape: Sequence[int]) -> None:
