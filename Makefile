@@ -8,13 +8,12 @@ THREADS := OMP_NUM_THREADS=$(OMP_NUM_THREADS) OMP_WAIT_POLICY=PASSIVE
 # The oldest instructions that PyTorch has kernels for: other sums, other rounding, as on another CPU.
 OTHER_CPU := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 # Tests whose numbers come out of networks or float kernels, and which are quick.
-NUMERIC_MODELS := bundle checkpoints checkpoints_cli checkpoints_diffusers checkpoints_reference checkpoints_zoo \
-    embedded_model fit_command fitting fitting_heads integrations integrations_predictions metrics networks paper_unet
-NUMERIC := tests/core $(NUMERIC_MODELS:%=tests/models/test_%.py) \
-    tests/io/test_likelihood_cli.py tests/io/test_sampling_cli.py \
+NUMERIC_CORE := conditions correlated gaussian_correlated likelihood_elbo methods multistep prediction reverse sampling \
+    solvers_peers step_walk
+NUMERIC_MODELS := bundle checkpoints_diffusers embedded_model integrations integrations_predictions multistep_schedulers \
+    metrics networks paper_unet
+NUMERIC := $(NUMERIC_CORE:%=tests/core/test_%.py) $(NUMERIC_MODELS:%=tests/models/test_%.py) \
     tests/reliability/test_close_outputs.py tests/reliability/test_numbers.py
-# It trains for 2,300 steps, a quarter of the time of all the others together.
-NUMERIC_BUT := approaches_the_oracle
 
 .PHONY: demo test test-other-cpu test-long lint format docs wheel train-fashion train-cifar10 train-flow-dit clean
 
@@ -26,7 +25,7 @@ test: $(INSTALLED)
 
 # The numeric tests once more, as another CPU rounds.
 test-other-cpu: $(INSTALLED)
-	$(THREADS) $(OTHER_CPU) $(BIN)/python -m pytest -n 2 --dist loadfile -k "not $(NUMERIC_BUT)" $(NUMERIC)
+	$(THREADS) $(OTHER_CPU) $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
 
 test-long: $(INSTALLED)
 	$(THREADS) $(BIN)/python -m pytest -m long

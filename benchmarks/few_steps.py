@@ -30,7 +30,7 @@ from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
 from optcov.prediction import take
-from optcov.solvers import DataMoments, MatchedNoise, bridge_noise, few_step_times, match_noise, matched_2m, peer
+from optcov.solvers import BridgeNoise, DataMoments, MultistepNoise, few_step_times, match_noise, multistep_sample, peer
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -66,27 +66,28 @@ def in_turn(bundle: Bundle, images: range) -> dict[str, Tensor]:
     return take(labels_in_rows(bundle.class_numbers, images.stop), torch.arange(images.start, images.stop))
 
 
-def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], path: Path) -> MatchedNoise:
+def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], path: Path) -> MultistepNoise:
     """What a row draws with; kept at the path."""
     if path.exists():
         return from_file(*read_tensors(path), bundle.image_shape)[0]
     options = dict(row)
     trajectory = options.pop("times", default_times)(bundle, K)
     if not options.pop("matched", True):
-        return bridge_noise(bundle.schedule, trajectory, bundle.image_shape, options["eta"])
+        return BridgeNoise(bundle.schedule, trajectory, options["eta"])
     options |= {"samples": CALIBRATION, "condition": in_turn(bundle, range(CALIBRATION))}
     found = match_noise(bundle.network.with_only_heads(), bundle.schedule, trajectory, moments, **options)
     write_tensors(path, *to_file([found]))
     return found
 
 
-def drawn(bundle: Bundle, name: str, noise: MatchedNoise | None, K: int, images: range) -> Tensor:
+def drawn(bundle: Bundle, name: str, noise: MultistepNoise | None, K: int, images: range) -> Tensor:
     """Images by number, as every row draws them: from the same noise."""
     network = bundle.network.with_only_heads()
     start, condition = batch_noise(0, images, 0, bundle.image_shape), in_turn(bundle, images)
     if noise is None:
         return peer(name, network, bundle.schedule, start, K, indices=images, condition=condition).x_0
-    return matched_2m(network, noise, start, indices=images, data_range=bundle.data_range, condition=condition).x_0
+    options: dict[str, Any] = {"indices": images, "data_range": bundle.data_range, "condition": condition}
+    return multistep_sample(network, noise, start, **options).x_0
 
 
 def path_of(out: Path, name: str, K: int) -> Path:

@@ -25,13 +25,13 @@ from optcov.sampling import sample
 from optcov.schedule import Schedule
 from optcov.solvers import (
     PEERS,
-    MatchedNoise,
+    BridgeNoise,
+    MultistepNoise,
     SolverResult,
-    bridge_noise,
     euler_maruyama,
     few_step_times,
     gotta_go_fast,
-    matched_2m,
+    multistep_sample,
     peer,
     probability_flow,
 )
@@ -197,7 +197,7 @@ def draw(
     seed: int = 0,
     *,
     process: ReverseProcess | None = None,
-    matched: MatchedNoise | None = None,
+    step_noise: MultistepNoise | None = None,
     trajectory: Trajectory | None = None,
     data_range: tuple[float, float] | None = (-1, 1),
     condition: Mapping[str, Tensor] | None = None,
@@ -209,8 +209,8 @@ def draw(
 ) -> SolverResult:
     """Draw the images with the given indices by any method, in `steps` network evaluations each.
 
-    process: the method's reverse process, if it is at hand or needs numbers per time. matched: what Matched 2M draws
-    with (optcov.solvers.match_noise). trajectory: its times; even ones
+    process: the method's reverse process, if it is at hand or needs numbers per time. step_noise: what a multistep
+    sampler draws with; Matched 2M needs it (optcov.solvers.match_noise). trajectory: its times; even ones
     by default. condition: what else the network takes by name, each a tensor with one entry per image. noise_cap: the
     paper's y (Method.noise_cap holds its default). Gotta Go Fast chooses its own steps and
     takes relative_tolerance instead.
@@ -223,13 +223,13 @@ def draw(
     if method.solver is not None:
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
         if method.solver in ("bridge", "matched"):
-            if method.solver == "bridge" and matched is None:
-                matched = bridge_noise(schedule, trajectory or few_step_times(schedule, steps), image_shape)
-            if matched is None:
+            if method.solver == "bridge" and step_noise is None:
+                step_noise = BridgeNoise(schedule, trajectory or few_step_times(schedule, steps))
+            if step_noise is None:
                 raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")
-            std = matched.schedule.unit_data_std(matched.trajectory.times[-1])
-            start = batch_noise(seed, indices, 0, matched.shape).to(device) * std
-            return matched_2m(network, matched, start, seed, indices=indices, callback=callback, **options)
+            std = schedule.unit_data_std(step_noise.trajectory.times[-1])
+            start = batch_noise(seed, indices, 0, image_shape).to(device) * std
+            return multistep_sample(network, step_noise, start, seed, indices=indices, callback=callback, **options)
         start = batch_noise(seed, indices, 0, image_shape).to(device) * schedule.unit_data_std(schedule.final_time)
         if method.solver == "probability_flow":
             return probability_flow(network, schedule, start, steps, convention=method.convention, **options)

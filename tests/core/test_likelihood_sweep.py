@@ -285,6 +285,7 @@ def test_memory_and_state_do_not_grow_with_the_number_of_images():
     assert {k: v.shape for k, v in small.sums.items()} == {k: v.shape for k, v in large.sums.items()}
 
 
+@pytest.mark.long
 def test_a_sweep_over_4000_times_with_every_covariance_keeps_a_tenth_of_4_gb():
     process = ReverseProcess(reference_network, ForwardProcess(Schedule.cosine(4000)))
     names = ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr", "range"]

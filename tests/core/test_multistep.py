@@ -13,7 +13,7 @@ from optcov.gaussian.basis import Basis
 from optcov.noise import batch_noise
 from optcov.oracle import GaussianMixture
 from optcov.prediction import Prediction
-from optcov.solvers import DataMoments, MatchedNoise, match_noise, matched_2m, peer
+from optcov.solvers import DataMoments, MatchedNoise, match_noise, multistep_sample, peer
 from optcov.solvers.matching import ring_means
 from optcov.solvers.multistep import mean_of_step
 
@@ -97,7 +97,7 @@ def test_marginals_of_fresh_samples_are_those_of_the_forward_process(schedule):
     noise = match_noise(network, schedule, trajectory, DATA, samples=4000, rings=None, shrink=True, batch_size=4000)
     start = batch_noise(7, range(count), 0, SHAPE) * schedule.unit_data_std(trajectory.times[-1])
     seen = []
-    matched_2m(network, noise, start, 7, callback=seen.append)
+    multistep_sample(network, noise, start, 7, callback=seen.append)
     for step in seen[:-1]:
         mean, power = DATA.at(schedule, step.s)
         found = Basis().transform(step.x_s.double())
@@ -119,7 +119,7 @@ def test_without_shrinking_only_power_that_is_missing_is_added():
     noise = match_noise(denoiser(SCHEDULE), SCHEDULE, TRAJECTORY, DATA, eta=0.0, samples=500, rings=None)
     assert bool((noise.gain == 1).all())
     start, seen = batch_noise(7, range(2000), 0, SHAPE), []
-    matched_2m(denoiser(SCHEDULE), noise, start, 7, callback=seen.append)
+    multistep_sample(denoiser(SCHEDULE), noise, start, 7, callback=seen.append)
     for step in seen[:-1]:
         mean, power = DATA.at(SCHEDULE, step.s)
         found = Basis().transform(step.x_s.double())
@@ -162,7 +162,7 @@ def test_the_log_probability_of_a_step_is_that_of_the_dense_gaussian():
     noise = match_noise(denoiser(SCHEDULE), SCHEDULE, TRAJECTORY, DATA, samples=64)
     start = batch_noise(3, range(5), 0, SHAPE, torch.float64)
     seen = []
-    matched_2m(denoiser(SCHEDULE), noise, start, 3, callback=seen.append)
+    multistep_sample(denoiser(SCHEDULE), noise, start, 3, callback=seen.append)
     for step in seen[:-1]:
         place = TRAJECTORY.times.index(step.s) + 1
         frequencies = Basis().transform(torch.eye(64, dtype=torch.float64).reshape(64, *SHAPE)).flatten(1)
@@ -178,10 +178,10 @@ def test_an_image_depends_on_its_number_alone():
     network = denoiser(SCHEDULE)
     noise = match_noise(network, SCHEDULE, TRAJECTORY, DATA, samples=32)
     start = batch_noise(5, range(6), 0, SHAPE)
-    together = matched_2m(network, noise, start, 5).x_0
-    apart = matched_2m(network, noise, start[3:5], 5, indices=[3, 4]).x_0
+    together = multistep_sample(network, noise, start, 5).x_0
+    apart = multistep_sample(network, noise, start[3:5], 5, indices=[3, 4]).x_0
     assert torch.allclose(together[3:5], apart, atol=1e-5)
-    assert not torch.allclose(together, matched_2m(network, noise, start, 6).x_0, atol=1e-2)
+    assert not torch.allclose(together, multistep_sample(network, noise, start, 6).x_0, atol=1e-2)
 
 
 def test_conditions_reach_the_network_row_by_row():
@@ -191,8 +191,8 @@ def test_conditions_reach_the_network_row_by_row():
     level = torch.arange(40.0)
     noise = match_noise(network, SCHEDULE, TRAJECTORY, DATA, samples=40, condition={"level": level}, batch_size=16)
     start = batch_noise(0, range(4), 0, SHAPE)
-    together = matched_2m(network, noise, start, condition={"level": level[:4]}).x_0
-    alone = matched_2m(network, noise, start[2:3], indices=[2], condition={"level": level[2:3]}).x_0
+    together = multistep_sample(network, noise, start, condition={"level": level[:4]}).x_0
+    alone = multistep_sample(network, noise, start[2:3], indices=[2], condition={"level": level[2:3]}).x_0
     assert torch.allclose(together[2:3], alone, atol=1e-4)
 
 
@@ -227,4 +227,4 @@ def test_bad_input_is_refused_by_name():
     with pytest.raises(ValueError, match="gain"):
         MatchedNoise(SCHEDULE, TRAJECTORY, 1.0, good.power, good.shift, good.gain + 1)
     with pytest.raises(ValueError, match="images of shape"):
-        matched_2m(network, good, torch.zeros(2, 1, 4, 4))
+        multistep_sample(network, good, torch.zeros(2, 1, 4, 4))

@@ -11,7 +11,7 @@ from optcov import METHODS, ForwardProcess, Schedule
 from optcov.bundle import Sampler
 from optcov.methods import draw, find_method
 from optcov.oracle import GaussianMixture
-from optcov.solvers import bridge_noise, few_step_times, matched_2m
+from optcov.solvers import BridgeNoise, few_step_times
 from small_bundles import small_bundle
 
 SCHEDULES = {"linear": Schedule.linear(), "vp_sde": Schedule.vp_sde(), "edm": Schedule.edm()}
@@ -58,8 +58,8 @@ def test_it_draws_gaussian_data_ever_better_with_more_steps(name):
 def test_its_noise_is_part_of_what_determines_an_image():
     settings = Sampler(small_bundle(Schedule.linear()), "Bridge 2M", 4).settings()
     other = Sampler(small_bundle(Schedule.linear()), "Bridge 2M", 5).settings()
-    assert settings["matched_noise"] != other["matched_noise"]
-    assert settings["matched_noise"] is not None
+    assert settings["step_noise"] == {"eta": 0.3}
+    assert settings["times"] != other["times"]
 
 
 def test_it_is_no_row_of_the_paper():
@@ -70,17 +70,10 @@ def test_it_is_no_row_of_the_paper():
 @pytest.mark.parametrize("eta", [0.0, -1.0, 1.5, float("nan")])
 def test_an_eta_without_noise_is_refused(eta):
     with pytest.raises(ValueError, match="pass a number above 0 and at most 1"):
-        bridge_noise(Schedule.linear(), few_step_times(Schedule.linear(), 4), (1, 8, 8), eta)
+        BridgeNoise(Schedule.linear(), few_step_times(Schedule.linear(), 4), eta)
 
 
 @pytest.mark.parametrize("steps", [1, 0, 2.5])
 def test_too_few_steps_are_refused(steps):
     with pytest.raises(ValueError, match="steps"):
         few_step_times(Schedule.linear(), steps)
-
-
-def test_other_images_than_the_noise_is_for_are_refused():
-    schedule = Schedule.linear()
-    noise = bridge_noise(schedule, few_step_times(schedule, 3), (1, 8, 8))
-    with pytest.raises(ValueError, match="is for images of shape"):
-        matched_2m(lambda x_t, t: None, noise, torch.zeros(2, 1, 4, 4))

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 import optcov
+import optcov.solvers.multistep as solver
 import tiny_models as tiny
 from optcov.bundle import Bundle
 from optcov.integrations import stepping
+from optcov.integrations.diffusers import BridgeScheduler, FlowMatchBridgeScheduler
+from optcov.solvers import BridgeNoise
 
 STEPS = 4
 WITH_CAPTIONS = ("sd", "sdxl", "pixart", "sd3", "flux")
@@ -195,6 +198,41 @@ def test_without_noise_the_pipeline_draws_what_diffusers_draws(
         times = {str(STEPS): [int(t) + 1 for t in theirs.scheduler.timesteps.flip(0)]}
         ours.scheduler = type(ours.scheduler).from_config(ours.scheduler.config, trajectories=times)
     close(draw(family, ours, start(family), monkeypatch, guidance), expected, 2e-4)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_a_pipeline_draws_by_bridge_2m_what_the_bundle_draws(
+    family: Family, guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optcov.networks.calls import unpack
+
+    if guidance != 1 and family.name not in GUIDED:
+        pytest.skip("it has no guidance")
+    pipeline, noises = family.pipeline(), []
+    kind = BridgeScheduler if family.bundle.schedule.discrete else FlowMatchBridgeScheduler
+    pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
+    attached = optcov.attach(family.pipeline(), family.bundle, "Bridge 2M").scheduler
+    assert isinstance(attached, kind)
+    assert attached.config.get("shift") == pipeline.scheduler.config.get("shift")
+
+    def kept(*args: Any, **kwargs: Any) -> Tensor:
+        noises.append(torch.randn(*args, generator=kwargs["generator"]))
+        return noises[-1]
+
+    monkeypatch.setattr(stepping, "randn_tensor", kept)
+    found = draw(family, pipeline, start(family), monkeypatch, guidance)
+    assert len(noises) == STEPS - 1
+
+    class SameNoise:
+        def draw(self, number: int, t: float, s: float) -> Tensor:
+            noise = noises[number - 1]
+            return unpack(noise, *family.bundle.image_shape[1:]) if family.name == "flux" else noise[:2]
+
+    monkeypatch.setattr(solver, "noise_source", lambda *_: SameNoise())
+    network = family.bundle.guided(family.bundle.network.with_only_heads(), guidance)
+    noise = BridgeNoise(family.bundle.schedule, times_of(pipeline.scheduler))
+    expected = solver.multistep_sample(network, noise, start(family), condition=family.condition).x_0
+    close(found, expected, 1e-3)
 
 
 def test_an_attached_pipeline_is_saved_and_loaded_and_follows_its_generator(family: Family, tmp_path: Path) -> None:

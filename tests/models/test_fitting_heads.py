@@ -479,6 +479,7 @@ def r_squared(estimate: torch.Tensor, truth: torch.Tensor) -> float:
     return 1 - float((estimate - truth).square().sum() / (truth - truth.mean()).square().sum())
 
 
+@pytest.mark.long
 def test_stage_2_approaches_the_oracle_on_an_mlp_backbone(tmp_path):
     """R^2 >= 0.95 pooled over t and x_t, for both heads, against the moments in closed form; seeds are fixed."""
     torch.manual_seed(0)

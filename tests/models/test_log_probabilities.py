@@ -68,6 +68,19 @@ def test_a_draw_made_before_has_the_log_probability_that_it_had() -> None:
     assert float(output.grad.abs().max()) > 0
 
 
+def test_draws_of_a_run_are_scored_in_any_order() -> None:
+    seen, scheduler = steps(flow(eta=1.0))[:-1], flow(eta=1.0)
+    for step, x, t in reversed(seen):
+        again = scheduler.step(batch()[1], t, x, prev_sample=step.prev_sample)
+        torch.testing.assert_close(again.log_prob, step.log_prob)
+
+
+def test_a_time_of_another_run_has_no_log_probability() -> None:
+    x, output = batch()
+    with pytest.raises(ValueError, match="timestep 123 is not one of this run's"):
+        flow(eta=1.0).step(output, 123.0, x, prev_sample=x)
+
+
 def test_schedulers_with_betas_tell_it_too() -> None:
     scheduler = OptimalCovarianceScheduler(clip_sample=False, eta=1.0)
     scheduler.set_timesteps(3)

@@ -72,7 +72,7 @@ def test_a_callback_sees_the_density_of_every_drawn_step(bundle: Bundle) -> None
 def test_settings_tell_measured_noises_apart(bundle: Bundle) -> None:
     other = bundle.with_matched_noise(IMAGES, steps=4, samples=32, eta=1.0)
     ours, theirs = (Sampler(model, "Matched 2M", 4).settings() for model in (bundle, other))
-    assert ours["matched_noise"] != theirs["matched_noise"]
+    assert ours["step_noise"] != theirs["step_noise"]
     assert ours["times"] == theirs["times"]
 
 

@@ -21,9 +21,10 @@ def test_the_same_seed_gives_the_same_bytes(commands, inputs, tmp_path, command)
         assert ended.code == 0, ended.err
         found.append(results(where))
     assert found[0] == found[1]
-    where = inputs.prepare(tmp_path / "other")
-    assert commands.run(*arguments(command), "--seed", "1", cwd=where).code == 0
-    assert results(where) != found[0]
+    if command == "sample":
+        where = inputs.prepare(tmp_path / "other")
+        assert commands.run(*arguments(command), "--seed", "1", cwd=where).code == 0
+        assert results(where) != found[0]
 
 
 def declared() -> set[str]:

@@ -15,14 +15,14 @@ from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import with_labels
 from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
-from optcov.identity import condition_identity, digest_tensors, remember
+from optcov.identity import condition_identity, remember
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.networks.guidance import check_guidance
 from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
 from optcov.schedule import check_number, check_whole, is_whole
-from optcov.solvers import MatchedNoise, SolverResult, bridge_noise, few_step_times
+from optcov.solvers import BridgeNoise, MultistepNoise, SolverResult, few_step_times
 from optcov.storage import StorageError, directory_lock, read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -69,7 +69,7 @@ class Sampler:
         self.tolerance = check_number("tolerance", tolerance)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
-        self.matched: MatchedNoise | None = None
+        self.step_noise: MultistepNoise | None = None
         if self.method.covariance is not None:
             self.clipping = _clipping(clip_mean, use_clipped_model_output)
             options = {"ocm_probes": ocm_probes, "guidance": guidance, **self.clipping}
@@ -90,11 +90,11 @@ class Sampler:
                 f"or choose a method such as {DEFAULT_METHOD}"
             )
         if self.method.solver == "matched":
-            self.matched = model.matched_noise(steps)
+            self.step_noise = model.matched_noise(steps)
         elif self.method.solver == "bridge":
-            self.matched = bridge_noise(model.schedule, few_step_times(model.schedule, steps), model.image_shape)
-        if self.matched is not None:
-            self.trajectory = self.matched.trajectory
+            self.step_noise = BridgeNoise(model.schedule, few_step_times(model.schedule, steps))
+        if self.step_noise is not None:
+            self.trajectory = self.step_noise.trajectory
         self.ocm_probes = ocm_probes
         self.condition = model.check_told(condition, _entries(condition))
         self.guidance = check_guidance(guidance)
@@ -133,7 +133,7 @@ class Sampler:
             "convention": self.method.convention,
             "steps": None if self.adaptive else self.steps,
             "times": list(self.trajectory.times) if self.trajectory else None,
-            "matched_noise": None if self.matched is None else digest_tensors(self.matched.tensors()),
+            "step_noise": None if self.step_noise is None else self.step_noise.identity(),
             "seed": self.seed,
             "noise_cap": self.noise_cap,
             "last_step": self.last_step,
@@ -156,7 +156,7 @@ class Sampler:
             indices,
             self.seed,
             process=self.process,
-            matched=self.matched,
+            step_noise=self.step_noise,
             trajectory=self.trajectory,
             data_range=self.bundle.data_range,
             noise_cap=self.noise_cap,

@@ -17,17 +17,21 @@ from optcov.checkpoints.families import FAMILIES
 from optcov.covariances import find_covariance
 from optcov.integrations.flow_scheduler import FlowMatchOptimalCovarianceScheduler
 from optcov.integrations.latents import attach_to_latents, discrete_scheduler
-from optcov.integrations.matched import MatchedScheduler
+from optcov.integrations.multistep import BridgeScheduler, FlowMatchBridgeScheduler, MatchedScheduler, MultistepOutput
 from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import DEFAULT_METHOD, Method, find_method
 from optcov.networks.classes import LABELS
 from optcov.schedule import Schedule
+from optcov.solvers.peers import clip_options
 
 __all__ = [
+    "BridgeScheduler",
+    "FlowMatchBridgeScheduler",
     "FlowMatchOptimalCovarianceScheduler",
     "MatchedScheduler",
+    "MultistepOutput",
     "OptimalCovarianceScheduler",
     "OptimalCovarianceSchedulerOutput",
     "UNetWithHead",
@@ -51,8 +55,8 @@ def attach(
     Its network and its scheduler become the bundle's, which must take the same data. A network with the same weights
     stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
     where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
-    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Bridge
-    2M" takes times of its own, "Matched 2M" those that the bundle has matched noise for on that schedule.
+    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Bridge 2M" takes
+    times of its own, "Matched 2M" those that the bundle has matched noise for on that schedule.
     clip_mean=False clips x0_hat in the last step only (docs/clipping.md). label: the class that a
     pipeline without classes, such as DDPMPipeline, draws from a bundle of classes; by default the one that stands for
     no class.
@@ -71,9 +75,10 @@ def attach(
     if family is not None and family.decoder is not None:
         if label is not None:
             raise ValueError(f"label = {label!r} is for pipelines of images; tell {type(pipeline).__name__} the class")
-        if row.solver in FEW_STEPS:
+        if row.solver == "matched":
             raise ValueError(
-                f"{row.name} has no scheduler for pipelines of latents; sample by bundle.sample(n, method={row.name!r})"
+                f"{row.name} has no scheduler for pipelines of latents; attach Bridge 2M, or sample by "
+                f"bundle.sample(n, method={row.name!r})"
             )
         return attach_to_latents(pipeline, family, bundle, row, trajectory)
     if not bundle.schedule.discrete:
@@ -168,18 +173,17 @@ def _differ(network: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def _few_step_scheduler(bundle: Bundle, row: Method) -> MatchedScheduler:
-    scheduler: MatchedScheduler = MatchedScheduler(
-        num_train_timesteps=len(bundle.schedule.betas),
-        trained_betas=bundle.schedule.betas.tolist(),
-        prediction_type=bundle.network.parameterisation,
-        data_range=None if bundle.data_range is None else list(bundle.data_range),
-    )
+def _few_step_scheduler(bundle: Bundle, row: Method) -> Any:
+    told: dict[str, Any] = {
+        "num_train_timesteps": len(bundle.schedule.betas),
+        "trained_betas": bundle.schedule.betas.tolist(),
+        "prediction_type": bundle.network.parameterisation,
+    }
     if row.solver == "bridge":
-        scheduler.use_bridge(bundle.image_shape)
-    else:
-        scheduler.use(bundle.matched)
-    return scheduler
+        return BridgeScheduler(**told, **clip_options(bundle.data_range))
+    matched = MatchedScheduler(**told, data_range=None if bundle.data_range is None else list(bundle.data_range))
+    matched.use(bundle.matched)
+    return matched
 
 
 def _network(bundle: Bundle, row: Method, label: int | None) -> nn.Module:

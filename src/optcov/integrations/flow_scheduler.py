@@ -52,6 +52,19 @@ def _prepare(scheduler: FlowMatchOptimalCovarianceScheduler) -> None:
     scheduler._stepper = Stepper(scheduler.schedule, config, None, per_time)
 
 
+def place_of_step(scheduler: FlowMatchEulerDiscreteScheduler, timestep: float | Tensor, *, moves: bool) -> int:
+    """Which step of a run this is. One that only asks for a log_prob may be any, and does not count as made."""
+    if moves:
+        if scheduler.step_index is None:
+            scheduler._init_step_index(timestep)
+        return int(scheduler.step_index)
+    asked = torch.as_tensor(timestep, dtype=scheduler.timesteps.dtype, device=scheduler.timesteps.device)
+    found = (scheduler.timesteps == asked).nonzero()
+    if len(found) == 0:
+        raise ValueError(f"timestep {float(asked):g} is not one of this run's; call set_timesteps, then step at them")
+    return int(found[0])
+
+
 class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
     """Sample a model of flow matching with the optimal covariance in a pipeline of diffusers.
 
@@ -100,10 +113,9 @@ class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # t
         used = [name for name, value in others.items() if name == "per_token_timesteps" and value is not None]
         if used:
             raise ValueError("per_token_timesteps has no counterpart here: all tokens of an image are at one time")
-        if self.step_index is None:
-            self._init_step_index(timestep)
+        place = place_of_step(self, timestep, moves=prev_sample is None)
         sigmas = self.sigmas.double().cpu()
-        t, s = (min(float(sigmas[self.step_index + after]), 1.0) for after in (0, 1))
+        t, s = (min(float(sigmas[place + after]), 1.0) for after in (0, 1))
         made = self._stepper.step(
             *(model_output, sample, t, s, float(sigmas[-2])), *(generator, variance_noise, prev_sample)
         )

@@ -13,6 +13,7 @@ from optcov.checkpoints.families import Family
 from optcov.covariances import BothUnits, PerTime, find_covariance, number_at
 from optcov.integrations.flow_scheduler import FlowMatchOptimalCovarianceScheduler
 from optcov.integrations.headed_models import unwrap, wrap
+from optcov.integrations.multistep import BridgeScheduler, FlowMatchBridgeScheduler
 from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.methods import Method
 from optcov.networks import fingerprint
@@ -27,6 +28,9 @@ FIRST_HALF = ("DiTPipeline",)  # pipelines that put the conditional half of a gu
 def attach_to_latents(pipeline: Any, family: Family, bundle: Bundle, row: Method, trajectory: str) -> Any:
     """Put a network with its head and a scheduler of the method into a pipeline."""
     network = _matching(pipeline, family, bundle)
+    if row.solver == "bridge":
+        pipeline.register_modules(**{family.network: network, "scheduler": _bridge_scheduler(pipeline, bundle)})
+        return pipeline
     bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     kind = find_covariance(row.covariance or "")
     learned = kind.head == "range" and bundle.network.learned_range
@@ -91,6 +95,22 @@ def _matching(pipeline: Any, family: Family, bundle: Bundle) -> nn.Module:
     return bundle.unet.to(weight.device)
 
 
+def _bridge_scheduler(pipeline: Any, bundle: Bundle) -> Any:
+    """Bridge 2M with the settings of the pipeline's own scheduler."""
+    told = {"prediction_type": bundle.network.parameterisation}
+    if bundle.schedule.discrete:
+        return BridgeScheduler.from_config(pipeline.scheduler.config, **told)
+    return FlowMatchBridgeScheduler.from_config(pipeline.scheduler.config, **_flow_shift(pipeline))
+
+
+def _flow_shift(pipeline: Any) -> dict[str, float]:
+    """The shift of times, where a scheduler such as UniPC calls it otherwise."""
+    theirs = pipeline.scheduler.config
+    if "shift" not in theirs and theirs.get("flow_shift") is not None:
+        return {"shift": theirs["flow_shift"]}
+    return {}
+
+
 def _flow_scheduler(pipeline: Any, bundle: Bundle, row: Method, told: dict[str, Any]) -> Any:
     """The pipeline's own times, shifts included, with the steps of a method."""
     kind = find_covariance(row.covariance or "")
@@ -103,11 +123,9 @@ def _flow_scheduler(pipeline: Any, bundle: Bundle, row: Method, told: dict[str, 
         tensors = bundle.numbers.tensors()
         wanted = ("times", "mean_square_noise", kind.number, IN_VELOCITY[kind.number])
         numbers = {name: tensors[name].tolist() for name in dict.fromkeys(wanted) if name in tensors}
-    theirs = pipeline.scheduler.config
-    if "shift" not in theirs and theirs.get("flow_shift") is not None:
-        options["shift"] = theirs["flow_shift"]  # as DPM-Solver and UniPC call it
+    options |= _flow_shift(pipeline)
     return FlowMatchOptimalCovarianceScheduler.from_config(
-        theirs, covariance=row.covariance, eta=row.eta, numbers=numbers, **options
+        pipeline.scheduler.config, covariance=row.covariance, eta=row.eta, numbers=numbers, **options
     )
 
 

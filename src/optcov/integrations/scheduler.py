@@ -18,14 +18,9 @@ from torch import Tensor
 from optcov.covariances import BothUnits, Bounds, PerTime
 from optcov.gaussian import per_sample
 from optcov.integrations.stepping import DiscreteTimes, OptimalCovarianceSchedulerOutput, Stepper, our_times
-from optcov.prediction import PARAMETERISATIONS
 from optcov.sampling import LAST_STEPS
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
-
-SHIFTS = {"shift", "base_shift", "max_shift", "use_dynamic_shifting"}  # what schedulers of flow matching set
-SIGMAS = {"sigma_min", "sigma_max", "sigma_data"}  # what schedulers of variance-exploding processes set
-BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
 
 class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
@@ -48,13 +43,6 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
     """
 
     _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
-
-    @classmethod
-    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Build one from the config of a scheduler with betas; those of other processes are refused."""
-        if isinstance(config, Mapping):
-            _refuse_other_processes({**config, **kwargs})
-        return super().from_config(config, return_unused_kwargs, **kwargs)
 
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
@@ -84,11 +72,9 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
         clip_mean: bool = True,
         velocity_numbers: list[float] | None = None,
     ):
-        _check_config(self.config)
-        self.betas: Tensor | None = None  # Schedule.from_diffusers asks for it, but reads the config
-        self.schedule = Schedule.from_diffusers(self)
-        self.betas = self.schedule.betas
-        self.alphas_cumprod = self.schedule.alpha_bar(torch.arange(1, num_train_timesteps + 1))
+        self._read_betas()
+        if last_step not in LAST_STEPS:
+            raise ValueError(f"last_step = {last_step!r} is not one of {', '.join(LAST_STEPS)}")
         self._stepper = Stepper(
             self.schedule,
             self.config,
@@ -202,39 +188,3 @@ def _check_trajectories(stored: Mapping[str, Sequence[int]], schedule: Schedule)
         if len(trajectory) != steps:
             raise ValueError(f"the trajectory for {steps} steps has {len(trajectory)} times; its key must be that")
     return trajectories
-
-
-def _refuse_other_processes(config: Mapping[str, Any]) -> None:
-    """Refuse the config of a scheduler whose noise is not that of a variance-preserving process with betas."""
-    name = str(config.get("_class_name") or "this configuration")[:80]
-    has_betas = any(key in config for key in ("beta_start", "beta_schedule", "trained_betas"))
-    predicts = str(config.get("prediction_type", ""))
-    if (
-        "FlowMa" in name
-        or config.get("use_flow_sigmas")
-        or "flow" in predicts
-        or (SHIFTS & {*config} and not has_betas)
-    ):
-        raise ValueError(
-            f"{name} is one of flow matching, whose noise has no betas and whose network predicts no noise; give the "
-            f"config of a scheduler such as DDPMScheduler"
-        )
-    if SIGMAS & {*config} and not has_betas:
-        raise ValueError(f"{name} has no betas but sigmas; give the config of a scheduler such as DDPMScheduler")
-
-
-def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse settings that have no meaning here."""
-    kind, trained = config["beta_schedule"], config["trained_betas"]
-    if trained is None and kind not in BETA_SCHEDULES:
-        raise ValueError(
-            f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
-        )
-    steps = config["num_train_timesteps"]
-    if trained is not None and len(trained) != steps:
-        raise ValueError(f"there are {len(trained)} trained_betas, but num_train_timesteps = {steps}")
-    if config["thresholding"]:
-        raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
-    for name, choices in {"prediction_type": PARAMETERISATIONS, "last_step": LAST_STEPS}.items():
-        if config[name] not in choices:
-            raise ValueError(f"{name} = {config[name]!r} is not one of {', '.join(choices)}")

@@ -16,11 +16,15 @@ from optcov.forward import ForwardProcess
 from optcov.gaussian import LOG_2_PI, Gaussian
 from optcov.identity import digest_tensors
 from optcov.integrations import mailbox
-from optcov.prediction import Prediction
+from optcov.prediction import PARAMETERISATIONS, Prediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import capped, variance_cap
 from optcov.schedule import Schedule
 from optcov.watch import not_finite
+
+SHIFTS = {"shift", "base_shift", "max_shift", "use_dynamic_shifting"}  # what schedulers of flow matching set
+SIGMAS = {"sigma_min", "sigma_max", "sigma_data"}  # what schedulers of variance-exploding processes set
+BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
 
 @dataclass
@@ -41,6 +45,24 @@ class DiscreteTimes:
     schedule: Schedule
     config: Any
 
+    betas: Tensor | None
+    alphas_cumprod: Tensor
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Build one from the config of a scheduler with betas; those of other processes are refused."""
+        if isinstance(config, Mapping):
+            _refuse_other_processes({**config, **kwargs})
+        return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
+
+    def _read_betas(self) -> None:
+        """Take the schedule from the config."""
+        _check_betas(self.config)
+        self.betas = None  # Schedule.from_diffusers asks for it, but reads the config
+        self.schedule = Schedule.from_diffusers(self)
+        self.betas = self.schedule.betas
+        self.alphas_cumprod = self.schedule.alpha_bar(self.schedule.full_grid())
+
     def __len__(self) -> int:
         return int(self.config.num_train_timesteps)
 
@@ -51,6 +73,43 @@ class DiscreteTimes:
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
         return ForwardProcess(self.schedule).diffuse(original_samples, our_times(timesteps), noise)
+
+
+def _refuse_other_processes(config: Mapping[str, Any]) -> None:
+    """Refuse the config of a scheduler whose noise is not that of a variance-preserving process with betas."""
+    name = str(config.get("_class_name") or "this configuration")[:80]
+    has_betas = any(key in config for key in ("beta_start", "beta_schedule", "trained_betas"))
+    predicts = str(config.get("prediction_type", ""))
+    if (
+        "FlowMa" in name
+        or config.get("use_flow_sigmas")
+        or "flow" in predicts
+        or (SHIFTS & {*config} and not has_betas)
+    ):
+        raise ValueError(
+            f"{name} is one of flow matching, whose noise has no betas and whose network predicts no noise; give the "
+            f"config of a scheduler such as DDPMScheduler"
+        )
+    if SIGMAS & {*config} and not has_betas:
+        raise ValueError(f"{name} has no betas but sigmas; give the config of a scheduler such as DDPMScheduler")
+
+
+def _check_betas(config: Mapping[str, Any]) -> None:
+    """Refuse a schedule or a prediction that has no meaning here."""
+    kind, trained = config["beta_schedule"], config["trained_betas"]
+    if trained is None and kind not in BETA_SCHEDULES:
+        raise ValueError(
+            f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
+        )
+    steps = config["num_train_timesteps"]
+    if trained is not None and len(trained) != steps:
+        raise ValueError(f"there are {len(trained)} trained_betas, but num_train_timesteps = {steps}")
+    if config["thresholding"]:
+        raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
+    if config["prediction_type"] not in PARAMETERISATIONS:
+        raise ValueError(
+            f"prediction_type = {config['prediction_type']!r} is not one of {', '.join(PARAMETERISATIONS)}"
+        )
 
 
 def our_times(timesteps: Tensor) -> Tensor:
@@ -84,11 +143,11 @@ class Stepper:
         )
         self._variance_cap = variance_cap(self.process, config["noise_cap"])
         self.draws = not (config["covariance"] == "beta_tilde" and config["eta"] == 0)
-        self.generator: torch.Generator | None = None  # of the run, where a pipeline passes none
+        self._drawing = RunNoise()
 
     def begin(self) -> None:
         """Forget what belongs to a run before."""
-        self.generator = None
+        self._drawing = RunNoise()
         if self.config["link"] is not None:
             mailbox.empty(self.config["link"])
 
@@ -112,14 +171,14 @@ class Stepper:
         log_prob = None
         if self.draws and (s > 0 or self.config["last_step"] == "draw"):
             if prev_sample is None:
-                noise = self._noise(model_output, sample, generator) if noise is None else noise
+                noise = self._drawing.draw(sample, model_output.dtype, generator) if noise is None else noise
                 prev_sample = step.sample(noise.to(step.mean.dtype))
             x_s = prev_sample.to(sample.dtype)
             log_prob = log_density(step, x_s)
         else:
             x_s = (step.mean if prev_sample is None else prev_sample).to(sample.dtype)
         if s == 0:
-            _require_finite(x_s)  # read once, at the end of a run
+            require_finite(x_s)  # read once, at the end of a run
         known = self.process.covariance.has_posterior
         variance = posterior.variance.expand_as(posterior.mean).to(sample.dtype) if known else None
         return OptimalCovarianceSchedulerOutput(x_s, posterior.mean.to(sample.dtype), variance, log_prob)
@@ -151,18 +210,26 @@ class Stepper:
         excesses = [head] if self.config["head_about"] == "prediction" else []
         return prediction.with_heads({head: said}, {head: self.config["head_unit"]}, excesses)
 
-    def _noise(self, model_output: Tensor, sample: Tensor, generator: Any) -> Tensor:
-        """Standard normal noise by the generator.
 
-        Some pipelines (SD3, Flux, DiT) keep their generator for the first noise. Then that noise seeds the others, so
-        that whoever fixes the first fixes them all.
-        """
+@final
+class RunNoise:
+    """The noise of one run of a pipeline, by its generator.
+
+    Some pipelines (SD3, Flux, DiT) keep their generator for the first noise. Then that noise seeds the others, so that
+    whoever fixes the first fixes them all.
+    """
+
+    def __init__(self) -> None:
+        self._own: torch.Generator | None = None
+
+    def draw(self, sample: Tensor, dtype: torch.dtype, generator: Any = None) -> Tensor:
+        """Standard normal noise like the sample."""
         if generator is None:
-            if self.generator is None:
+            if self._own is None:
                 known = digest_tensors({"first": sample.detach().float().cpu()})
-                self.generator = torch.Generator().manual_seed(int(known[:15], 16))
-            generator = self.generator
-        noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=model_output.dtype)
+                self._own = torch.Generator().manual_seed(int(known[:15], 16))
+            generator = self._own
+        noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=dtype)
         return noise
 
 
@@ -185,7 +252,8 @@ def _no_network(x_t: Tensor, t: Any) -> NoReturn:
     raise AssertionError("in a pipeline the network has run before the scheduler steps")
 
 
-def _require_finite(x_0: Tensor) -> None:
+def require_finite(x_0: Tensor) -> None:
+    """Refuse images that hold NaN or infinity."""
     bad = not_finite(x_0)
     if bool(bad.any()):
         samples = bad.nonzero().flatten().tolist()

@@ -6,23 +6,24 @@ times, peers a discrete one.
 """
 
 from optcov.solvers.gotta_go_fast import gotta_go_fast
-from optcov.solvers.matching import DataMoments, match_noise
-from optcov.solvers.multistep import MatchedNoise, bridge_noise, few_step_times, matched_2m
+from optcov.solvers.matching import DataMoments, MatchedNoise, match_noise
+from optcov.solvers.multistep import BridgeNoise, MultistepNoise, few_step_times, multistep_sample
 from optcov.solvers.peers import PEERS, peer
 from optcov.solvers.result import SolverResult
 from optcov.solvers.reverse_sde import euler_maruyama, probability_flow, probability_flow_adaptive
 
 __all__ = [
     "PEERS",
+    "BridgeNoise",
     "DataMoments",
     "MatchedNoise",
+    "MultistepNoise",
     "SolverResult",
-    "bridge_noise",
     "euler_maruyama",
     "few_step_times",
     "gotta_go_fast",
     "match_noise",
-    "matched_2m",
+    "multistep_sample",
     "peer",
     "probability_flow",
     "probability_flow_adaptive",

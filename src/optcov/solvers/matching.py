@@ -26,20 +26,24 @@ which makes mean and power of x_s exact at every step. It is off by default: on 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
 from optcov.forward import ForwardProcess
+from optcov.gaussian import Gaussian
 from optcov.gaussian.basis import Basis
+from optcov.gaussian.correlated import Spectral
+from optcov.identity import digest_tensors
 from optcov.noise import batch_noise
-from optcov.prediction import Network, check_condition
+from optcov.prediction import Network, Prediction, check_condition
 from optcov.progress import track
 from optcov.schedule import Schedule
-from optcov.solvers.multistep import MatchedNoise, Predictor, mean_of_step
+from optcov.solvers.multistep import Predictor, mean_of_step
 from optcov.trajectory import Trajectory
 
 FIRST_IMAGE = 2**31  # numbers of the start noises: no image that is drawn has one of them
@@ -72,6 +76,70 @@ class DataMoments:
     def at(self, schedule: Schedule, s: float) -> tuple[Tensor, Tensor]:
         """Mean and power of x_s by the forward process."""
         return schedule.alpha_bar(s).sqrt() * self.mean, schedule.alpha_bar(s) * self.power + schedule.beta_bar(s)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MatchedNoise:
+    """What one trajectory needs, for the steps that land on s = 0, tau_1, ..., tau_(K-1), in this order."""
+
+    schedule: Schedule
+    trajectory: Trajectory
+    eta: float
+    power: Tensor  # p by frequency, (K, *D), float32; 0 at s = 0, positive elsewhere
+    shift: Tensor  # added to the mean, by pixel, (K, *D), float32
+    gain: Tensor  # g by frequency, in (0, 1], (K, *D), float32
+
+    def __post_init__(self) -> None:
+        for t in self.trajectory.times:
+            self.schedule.check_times(t)
+        ForwardProcess(self.schedule, self.eta)
+        K = len(self.trajectory)
+        for name, values in self.tensors().items():
+            if values.dtype != torch.float32 or values.ndim < 2 or len(values) != K or values.shape != self.power.shape:
+                raise ValueError(
+                    f"the {name} of matched noise must be float32 of shape ({K}, *D), one for each step, got "
+                    f"{values.dtype} {tuple(values.shape)}"
+                )
+            if not bool(values.isfinite().all()):
+                raise ValueError(f"the {name} of matched noise holds NaN or infinity; measure it again")
+        if bool((self.power[0] != 0).any()) or not bool((self.power[1:] > 0).all()):
+            raise ValueError("the power of matched noise must be 0 at the step to time 0 and positive at all others")
+        if not bool(((self.gain > 0) & (self.gain <= 1)).all()):
+            raise ValueError("the gain of matched noise must be above 0 and at most 1; measure it again")
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if tuple(shape) != self.shape:
+            raise ValueError(
+                f"the images have shape {tuple(shape)}, but the matched noise is for images of shape {self.shape}"
+            )
+
+    def identity(self) -> str:
+        return digest_tensors(self.tensors())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What was measured, by name."""
+        return {"power": self.power, "shift": self.shift, "gain": self.gain}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """D, the shape of one image."""
+        return tuple(self.power.shape[1:])
+
+    @cached_property
+    def _places(self) -> dict[float, int]:
+        return {s: place for place, s in enumerate((0, *self.trajectory.times[:-1]))}
+
+    def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
+        """The Gaussian over x_s, given what the network said at x_t and, but for the first step, at x_u before."""
+        if s not in self._places:
+            raise ValueError(f"time {s} is no end of a step of this trajectory; steps end at {[*self._places]}")
+        place = self._places[s]
+        mean = mean_of_step(ForwardProcess(self.schedule, self.eta), current, s, previous)
+        if s > 0:
+            mean = Basis().inverse(self.gain[place].to(mean) * Basis().transform(mean))
+        power = self.power[place].to(mean.device)
+        return Gaussian(mean + self.shift[place].to(mean), Spectral(power[None]))
 
 
 @torch.no_grad()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import DDIMPipeline, DDPMPipeline, DDPMScheduler
+from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
 from optcov import Schedule
 from optcov.bundle import Bundle, Sampler
-from optcov.integrations.diffusers import MatchedScheduler, attach
+from optcov.integrations.diffusers import BridgeScheduler, FlowMatchBridgeScheduler, MatchedScheduler, attach
 from optcov.noise import batch_noise
 from small_bundles import SHAPE, small_bundle, small_unet
 
@@ -75,3 +75,65 @@ def test_noise_of_another_schedule_is_left_out(bundle):
 def test_attach_to_a_ddim_pipeline_ignores_its_eta(bundle):
     pipeline = attach(DDIMPipeline(small_unet(), DDPMScheduler()), bundle, "Matched 2M")
     assert isinstance(pipeline.scheduler, MatchedScheduler)
+
+
+def walked(scheduler, begin=0):
+    """Steps of a run by random outputs: (timestep, output, x_t, what the step returned)."""
+    generator, seen = torch.Generator().manual_seed(0), []
+    x = torch.randn(2, *SHAPE, generator=generator)
+    scheduler.set_timesteps(5)
+    scheduler.set_begin_index(begin)
+    for t in scheduler.timesteps[begin:]:
+        output = torch.randn(2, *SHAPE, generator=generator)
+        seen.append((t, output, x, scheduler.step(output, t, x, generator=generator)))
+        x = seen[-1][-1].prev_sample
+    return seen
+
+
+@pytest.mark.parametrize("scheduler", [BridgeScheduler(), FlowMatchBridgeScheduler(shift=3.0)])
+def test_a_draw_made_before_is_scored_again_step_by_step(scheduler):
+    seen = walked(scheduler)
+    scheduler.set_timesteps(5)
+    for t, output, x, made in seen[:-1]:
+        again = scheduler.step(output, t, x, prev_sample=made.prev_sample)
+        assert torch.allclose(again.log_prob, made.log_prob, rtol=1e-6)
+        assert torch.equal(again.prev_sample, made.prev_sample)
+
+
+@pytest.mark.parametrize("scheduler", [BridgeScheduler(), FlowMatchBridgeScheduler(shift=3.0)])
+def test_a_run_may_begin_at_a_later_time(scheduler):
+    seen = walked(scheduler, begin=2)
+    assert len(seen) == 3
+    assert all(made.prev_sample.isfinite().all() for *_, made in seen)
+
+
+@pytest.mark.parametrize("eta", [0.0, 2.0])
+def test_a_share_of_noise_that_is_none_is_refused(eta):
+    for kind in (BridgeScheduler, FlowMatchBridgeScheduler):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            kind(eta=eta)
+
+
+def test_the_scheduler_of_another_process_is_refused():
+    with pytest.raises(ValueError, match="one of flow matching"):
+        BridgeScheduler.from_config(FlowMatchEulerDiscreteScheduler().config)
+
+
+def test_the_config_of_any_scheduler_with_betas_is_enough(tmp_path):
+    theirs = DDIMScheduler(num_train_timesteps=50, beta_schedule="scaled_linear", prediction_type="v_prediction")
+    pipeline = DDPMPipeline(small_unet(), BridgeScheduler.from_config(theirs.config))
+    pipeline.save_pretrained(tmp_path)
+    again = DDPMPipeline.from_pretrained(tmp_path)
+    assert isinstance(again.scheduler, BridgeScheduler)
+    assert again.scheduler.config.prediction_type == "v_prediction"
+    assert torch.allclose(again.scheduler.alphas_cumprod.float(), theirs.alphas_cumprod, atol=1e-6)
+    again.set_progress_bar_config(disable=True)
+    assert again(2, num_inference_steps=3, output_type="np").images.shape == (2, 8, 8, 1)
+
+
+def test_steps_that_end_in_nan_are_refused():
+    scheduler, x = BridgeScheduler(), torch.full((1, *SHAPE), float("nan"))
+    scheduler.set_timesteps(2)
+    scheduler.step(x, scheduler.timesteps[0], x)
+    with pytest.raises(ValueError, match="ended as NaN"):
+        scheduler.step(x, scheduler.timesteps[1], x)

@@ -1,0 +1,288 @@
+"""Bridge 2M and Matched 2M as schedulers of diffusers: the Gaussian step of optcov.solvers.multistep, call by call.
+
+A `BridgeScheduler` needs the config of another scheduler and nothing else, so it goes into any pipeline with betas. A
+`FlowMatchBridgeScheduler` does the same for flow matching. diffusers counts discrete times 0..N-1: its t is our t - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, final
+
+import torch
+from diffusers import ConfigMixin, FlowMatchEulerDiscreteScheduler, SchedulerMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
+from diffusers.utils import BaseOutput
+from torch import Tensor
+
+from optcov.integrations.extending import extended
+from optcov.integrations.flow_scheduler import place_of_step
+from optcov.integrations.stepping import DiscreteTimes, RunNoise, log_density, require_finite
+from optcov.prediction import Prediction, check_kind
+from optcov.schedule import Schedule
+from optcov.solvers import BridgeNoise, MatchedNoise, MultistepNoise, few_step_times
+from optcov.solvers.multistep import ETA
+from optcov.trajectory import Trajectory
+
+# from_pretrained looks here for the mixin of a class
+__all__ = ["BridgeScheduler", "FlowMatchBridgeScheduler", "MatchedScheduler", "MultistepOutput", "SchedulerMixin"]
+
+
+@dataclass
+class MultistepOutput(BaseOutput):  # type: ignore[misc]
+    """What a step returns."""
+
+    prev_sample: Tensor  # x_s, (B, C, H, W)
+    pred_original_sample: Tensor  # x0_hat, (B, C, H, W), as the network says it
+    log_prob: Tensor | None = None  # of x_s given the history, in nats, (B,); None at the last step, which is a mean
+
+
+@final
+class MultistepRun:
+    """One run of a multistep sampler by outputs of a network that has run already: it remembers the last ones."""
+
+    def __init__(self, noise: MultistepNoise, kind: str, data_range: tuple[float, float] | None = None):
+        self.noise, self.kind, self.data_range = noise, kind, data_range
+        self.first = 0  # place of the first step among the times, descending
+        self._way = [*reversed(noise.trajectory.times), 0.0]
+        self._said: dict[float, Prediction] = {}
+        self._drawing = RunNoise()
+
+    def step(
+        self,
+        model_output: Tensor,
+        t: float,
+        sample: Tensor,
+        generator: Any = None,
+        variance_noise: Tensor | None = None,
+        prev_sample: Tensor | None = None,
+    ) -> MultistepOutput:
+        """Go from t to the time after it."""
+        u, s = self._neighbours(t)
+        dtype = torch.promote_types(sample.dtype, torch.float32)
+        x_t, output = sample.to(dtype), model_output[:, : sample.shape[1]].to(dtype)
+        current = Prediction(x_t, t, output, self.kind, *self.noise.schedule.levels(t))
+        self._said = {time: said for time, said in self._said.items() if time == u} | {t: current}
+        gaussian = self.noise.step(current, s, None if u is None else self._said[u])
+        x_s, log_prob = gaussian.mean, None
+        if s > 0:
+            if prev_sample is None:
+                drawn = self._drawing.draw(sample, dtype, generator) if variance_noise is None else variance_noise
+                prev_sample = gaussian.sample(drawn.to(dtype))
+            x_s = prev_sample.to(sample.dtype)
+            log_prob = log_density(gaussian, x_s)
+        else:
+            x_s = x_s if self.data_range is None else x_s.clamp(*self.data_range)
+            require_finite(x_s)  # read once, at the end of a run
+        return MultistepOutput(x_s.to(sample.dtype), current.clean.to(sample.dtype), log_prob)
+
+    def _neighbours(self, t: float) -> tuple[float | None, float]:
+        """The time before t on the way, if the run came from there, and the one after it."""
+        if t not in self._way[:-1]:
+            raise ValueError("this timestep is not one of this run's; call set_timesteps, then step at them")
+        place = self._way.index(t)
+        if place > self.first and self._way[place - 1] not in self._said:
+            raise ValueError(
+                "this timestep does not follow the last one; make the steps in order, and call set_timesteps first"
+            )
+        return (self._way[place - 1] if place > self.first else None), self._way[place + 1]
+
+
+class _Multistep(DiscreteTimes):
+    """What both discrete schedulers share."""
+
+    timesteps: Tensor
+    num_inference_steps: int | None
+    _run: MultistepRun | None
+
+    def set_begin_index(self, begin_index: int = 0) -> None:
+        """Begin the run at a later time, as pipelines do that start from an image."""
+        if self._run is not None:
+            self._run.first = begin_index
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        return_dict: bool = True,
+        variance_noise: Tensor | None = None,
+        prev_sample: Tensor | None = None,
+        **ignored: Any,
+    ) -> MultistepOutput | tuple[Tensor, ...]:
+        """Go from timestep to the next one. Steps must be made in order: each uses what the network said before.
+
+        variance_noise: instead of drawing by the generator. prev_sample: instead of drawing at all, to ask for the
+        log_prob of a draw made before. Without a generator, the first sample of the run seeds the noise. Other
+        arguments that pipelines pass (eta) are ignored.
+        """
+        if self._run is None:
+            raise ValueError("call set_timesteps before the first step")
+        made = self._run.step(model_output, int(timestep) + 1, sample, generator, variance_noise, prev_sample)
+        return made if return_dict else (made.prev_sample, made.pred_original_sample)
+
+    def _begin(self, noise: MultistepNoise, device: str | torch.device | None) -> None:
+        """Take the times of a trajectory, and forget the last run."""
+        data_range = self._data_range()
+        self._run = MultistepRun(noise, self.config.prediction_type, data_range)
+        self.num_inference_steps = len(noise.trajectory)
+        times = noise.trajectory.diffusers_timesteps(self.schedule)
+        self.timesteps = torch.tensor(times, dtype=torch.long, device=device)
+
+    def _data_range(self) -> tuple[float, float] | None:
+        raise NotImplementedError
+
+
+class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+    """Sample by Bridge 2M in a pipeline of diffusers: five to 25 steps, nothing to fit.
+
+    The first arguments are diffusers' own, so that `BridgeScheduler.from_config(pipeline.scheduler.config)` works.
+    clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. eta: the share of noise.
+
+    >>> from diffusers import DDPMScheduler
+    >>> scheduler = BridgeScheduler.from_config(DDPMScheduler().config)
+    >>> scheduler.set_timesteps(5)
+    >>> len(scheduler.timesteps)
+    5
+    """
+
+    _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(
+        self,
+        num_train_timesteps: int = 1000,
+        beta_start: float = 1e-4,
+        beta_end: float = 0.02,
+        beta_schedule: str = "linear",
+        trained_betas: list[float] | None = None,
+        prediction_type: str = "epsilon",
+        clip_sample: bool = False,
+        clip_sample_range: float = 1.0,
+        thresholding: bool = False,
+        rescale_betas_zero_snr: bool = False,
+        eta: float = ETA,
+    ):
+        self._read_betas()
+        BridgeNoise(self.schedule, Trajectory((num_train_timesteps,)), eta)  # refuses a wrong eta
+        self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
+        self.num_inference_steps = None
+        self._run = None
+
+    def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
+        """Take Karras times, and forget the last run."""
+        times = few_step_times(self.schedule, num_inference_steps)
+        self._begin(BridgeNoise(self.schedule, times, self.config.eta), device)
+
+    def _data_range(self) -> tuple[float, float] | None:
+        most = self.config.clip_sample_range
+        return (-most, most) if self.config.clip_sample else None
+
+
+class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+    """Sample by Matched 2M in a pipeline of diffusers.
+
+    The noise is not part of the config: a pipeline that was saved and loaded again needs `attach` again.
+
+    >>> scheduler = MatchedScheduler(trained_betas=[0.01] * 100, num_train_timesteps=100)
+    >>> scheduler.use([])  # what Bundle.matched holds
+    """
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(
+        self,
+        num_train_timesteps: int = 1000,
+        trained_betas: list[float] | None = None,
+        prediction_type: str = "epsilon",
+        data_range: list[float] | None = None,
+    ):
+        check_kind(prediction_type)
+        betas = trained_betas
+        self.schedule = Schedule.linear(num_train_timesteps) if betas is None else Schedule.from_betas(betas)
+        if self.schedule.grid_size != num_train_timesteps:
+            raise ValueError(
+                f"there are {self.schedule.grid_size} trained_betas, but num_train_timesteps = {num_train_timesteps}"
+            )
+        self.alphas_cumprod = self.schedule.alpha_bar(self.schedule.full_grid())
+        self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
+        self.num_inference_steps = None
+        self._known: dict[int, MatchedNoise] = {}
+        self._run = None
+
+    def use(self, noises: Sequence[MatchedNoise]) -> None:
+        """Draw with these, one for each number of steps; those of other schedules are left out."""
+        here = self.schedule.digest()
+        self._known = {len(noise.trajectory): noise for noise in noises if noise.schedule.digest() == here}
+
+    def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
+        """Take the trajectory of this number of steps, and forget the last run."""
+        if num_inference_steps not in self._known:
+            known = ", ".join(map(str, sorted(self._known))) or "none"
+            raise ValueError(
+                f"there is no matched noise for {num_inference_steps} steps (there is for: {known}); measure it by "
+                f"bundle.with_matched_noise(images, steps={num_inference_steps}), then attach the bundle again"
+            )
+        self._begin(self._known[num_inference_steps], device)
+
+    def _data_range(self) -> tuple[float, float] | None:
+        return None if self.config.data_range is None else tuple(self.config.data_range)
+
+
+def _prepare(scheduler: FlowMatchBridgeScheduler) -> None:
+    BridgeNoise(scheduler.schedule, Trajectory((1.0,)), scheduler.config.eta)  # refuses a wrong eta
+
+
+class FlowMatchBridgeScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+    """Sample a model of flow matching by Bridge 2M in a pipeline of diffusers, at the pipeline's own times.
+
+    Its settings are those of FlowMatchEulerDiscreteScheduler, and eta, the share of the noise.
+
+    >>> FlowMatchBridgeScheduler(shift=3.0).config.eta
+    0.3
+    """
+
+    schedule: Schedule = Schedule.flow()
+    _run: MultistepRun | None = None
+    __init__ = extended(FlowMatchEulerDiscreteScheduler, MappingProxyType({"eta": ETA}), _prepare)
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: str | torch.device | None = None,
+        sigmas: list[float] | None = None,
+        mu: float | None = None,
+        timesteps: list[float] | None = None,
+    ) -> None:
+        """Choose the times to visit, as diffusers does, and forget the last run."""
+        super().set_timesteps(num_inference_steps, device, sigmas, mu, timesteps)
+        self._times = [min(float(sigma), 1.0) for sigma in self.sigmas.double().cpu()]
+        self._run = MultistepRun(
+            BridgeNoise(self.schedule, Trajectory(self._times[-2::-1]), self.config.eta), "flow_prediction"
+        )
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: float | Tensor,
+        sample: Tensor,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        return_dict: bool = True,
+        variance_noise: Tensor | None = None,
+        prev_sample: Tensor | None = None,
+        **ignored: Any,
+    ) -> MultistepOutput | tuple[Tensor, ...]:
+        """Go from timestep to the next one, as `BridgeScheduler.step` does."""
+        if self._run is None:
+            raise ValueError("call set_timesteps before the first step")
+        begins = self.step_index is None and prev_sample is None
+        place = place_of_step(self, timestep, moves=prev_sample is None)
+        if begins:
+            self._run.first = place
+        made = self._run.step(model_output, self._times[place], sample, generator, variance_noise, prev_sample)
+        if prev_sample is None:
+            self._step_index += 1
+        return made if return_dict else (made.prev_sample, made.pred_original_sample)
