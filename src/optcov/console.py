@@ -164,6 +164,8 @@ def default_out(bundle: str | Path, *words: str) -> Path:
 
 def check_out(value: Path | None) -> Path | None:
     """Refuse to write other files into a bundle, which they would spoil; the callback of every --out but a bundle's."""
+    if value == Path():
+        raise ValueError("--out is empty; name a directory, or leave it out")
     if value is not None and (value / "config.json").is_file() and (value / "unet").is_dir():
         raise ValueError(f"--out {value} is a bundle, which other files would spoil; choose another directory")
     return value

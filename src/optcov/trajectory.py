@@ -16,6 +16,8 @@ import torch
 
 from optcov.schedule import Schedule, check_number, check_schedule, is_whole
 
+MOST_TIMES = 100_000  # of a trajectory in continuous time
+
 
 @final
 @dataclass(frozen=True)
@@ -90,8 +92,11 @@ class Trajectory:
         takes its place.
         """
         check_schedule(schedule)
-        if not is_whole(K) or K < 2:
-            raise ValueError(f"K = {K!r} is not a whole number of at least 2 times")
+        most = schedule.grid_size if schedule.discrete else MOST_TIMES
+        if not is_whole(K) or not 2 <= K <= most:
+            raise ValueError(
+                f"K = {K!r} is not a whole number of times from 2 to {most}; choose another number of steps"
+            )
         rho = check_number("rho", rho)
         if not 0.1 <= rho < math.inf:  # below, powers of sigma leave the range of float64
             raise ValueError(f"rho = {rho} is not a number of at least 0.1; EDM's is 7")

@@ -76,6 +76,8 @@ def test_every_operation_equals_that_of_the_dense_matrix(kind, name):
     torch.testing.assert_close(gaussian.log_prob(x), dense.log_prob(x.flatten(1)), **close)
     torch.testing.assert_close(gaussian.entropy(), dense.entropy(), **close)
     torch.testing.assert_close(gaussian.variance.flatten(1), matrix.diagonal(dim1=1, dim2=2), **close)
+    product = (matrix @ x.flatten(1).unsqueeze(-1)).reshape(x.shape)
+    torch.testing.assert_close(covariance.apply(x), product, **close)
     inverse = torch.linalg.inv(matrix)
     torch.testing.assert_close(covariance.inverse_diagonal(x).flatten(1), inverse.diagonal(dim1=1, dim2=2), **close)
     identity = torch.eye(64, dtype=torch.float64).reshape(64, 1, *shape[1:]).expand(64, *shape)

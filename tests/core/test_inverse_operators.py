@@ -125,8 +125,31 @@ def test_a_sample_is_solved_alike_in_every_batch():
         (lambda: Blur.gaussian(IMAGE, -1), "not a positive"),
         (lambda: Average(IMAGE, 2) @ Average(IMAGE, 2), "takes images of shape"),
         (lambda: Identity(()), "no axis"),
+        (lambda: Mask.box(IMAGE, "a", 0, 2, 2), "top = 'a' is not a whole number"),
+        (lambda: Mask.random(IMAGE, None), "hidden = None is not a number"),
+        (lambda: Mask.random(IMAGE, 0.5, seed="a"), "seed = 'a'"),
+        (lambda: Blur.gaussian(IMAGE, None), "std = None is not a number"),
+        (lambda: Blur.gaussian(IMAGE, float("inf")), "not a positive"),
+        (lambda: Linear(lambda x: x @ torch.ones(3, 3), lambda y: y, (5,)), "apply failed on a batch"),
+        (lambda: Linear(lambda x: 0 * x, lambda y: 0 * y, (5,)), "nothing but 0"),
+        (lambda: Linear(lambda x: x[:, :0], lambda y: torch.zeros(len(y), 5), (5,)), "nothing but 0"),
     ],
 )
 def test_what_is_no_operator_is_refused_in_a_sentence(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_a_map_by_a_matrix_in_single_precision_is_checked_without_noise():
+    matrix = torch.ones(5, 2) / 2
+    linear = Linear(lambda x: x @ matrix, lambda y: y @ matrix.T, (5,))
+    assert linear.outside_range(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist() == pytest.approx([0, 1], abs=1e-4)
+
+
+def test_a_factor_may_be_a_whole_float():
+    assert Average(IMAGE, 2.0).measurement_shape == (IMAGE[0], 3, 3)
+
+
+def test_a_very_wide_blur_is_the_mean_over_its_kernel():
+    blur = Blur.gaussian(IMAGE, 1e300)
+    assert torch.allclose(blur.kernel, blur.kernel.mean().expand_as(blur.kernel))

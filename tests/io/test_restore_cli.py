@@ -68,7 +68,7 @@ def test_options_are_combined_as_blur_then_size_then_mask():
     operator = make_operator(SHAPE, "box:1x1", 1.0, 2, "zero")
     assert operator.name == "mask of average of blur"
     assert operator.measurement_shape == (1, 4, 4)
-    assert make_operator(SHAPE, None, None, None, "periodic").apply(torch.ones(1, *SHAPE)).shape == (1, *SHAPE)
+    assert make_operator(SHAPE, None, None, None).apply(torch.ones(1, *SHAPE)).shape == (1, *SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,14 @@ def test_options_are_combined_as_blur_then_size_then_mask():
         (("whole.png", "--blur", "nan"), "not a positive"),
         (("whole.png", "--method", "NPRR"), "unknown method"),
         (("missing.png",), "cannot read the image"),
-        (("17",), "no test images come with"),
+        (("17",), "no held-out images come with small; give an image file"),
+        (("whole.png", "--blur", "inf"), "not a positive number of pixels"),
+        (("whole.png", "--noise", "1e300"), "not a standard deviation from 0 to"),
+        (("whole.png", "--border", "zero"), "--border is for a blurred image"),
+        (("whole.png", "--simulate", "--truth", "whole.png"), "leave it out"),
+        (("whole.png", "--batch-size", 0), "--batch-size = 0 is not a positive whole number"),
+        (("whole.png", "--out", ""), "--out is empty"),
+        (("whole.png", "--out", "whole.png"), "cannot write"),
     ],
     ids=str,
 )
@@ -92,6 +99,7 @@ def test_bad_options_are_refused_in_one_sentence(place: Path, monkeypatch, capsy
     answer = CommandLine(capsys)("restore", "small", *options, "--steps", 2, "--samples", 1)
     assert answer.code == 2
     assert said in " ".join(answer.err.split())
+    assert len(answer.err.strip().splitlines()) == 1  # nothing is announced first
     assert "Traceback" not in answer.err
     assert len(answer.err.strip().splitlines()) == 1
 

@@ -42,7 +42,9 @@ def command(
         None, help="guidance uses the network's gradient. proximal does not, and is cheaper.", show_default=False
     ),
     strength: float | None = typer.Option(None, help="Strength of DPS or DiffPIR."),
-    border: str = typer.Option("periodic", help="What lies outside a blurred image: periodic or zero."),
+    border: str | None = typer.Option(
+        None, help="What lies outside a blurred image: periodic (default) or zero.", show_default=False
+    ),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each sample has noise of its own."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(16, help="Samples drawn at once; does not change them."),
@@ -55,12 +57,20 @@ def command(
     from optcov import bundle as bundles
     from optcov.inverse import Solver, restore
     from optcov.inverse.restoring import make_guide
+    from optcov.schedule import check_whole
+    from optcov.storage import require_writable
+    from optcov.trajectory import Trajectory
 
     model = bundles.load(bundle, schedule)
     operator = make_operator(tuple(model.image_shape), mask, blur, downscale, border)
     seen, known = _images(model, bundle, image, truth, simulate, operator, noise, seed)
     found_out = out or default_out(model.name, "restore", Path(image).stem, operator.name)
-    make_guide(model, operator, noise, method, way, strength, Solver())  # refuses before work is announced
+    # refuse before work is announced
+    make_guide(model, operator, noise, method, way, strength, Solver())
+    for name, value in (("samples", samples), ("steps", steps), ("batch-size", batch_size)):
+        check_whole(f"--{name}", value, 1)
+    Trajectory.even(model.schedule, steps)
+    require_writable(found_out / "restoration.png")
     announce(f"{model.name}: draws {samples} samples given {operator.name}, noise {noise:g}, to {found_out}")
     found = restore(
         model,
@@ -92,7 +102,7 @@ def printable_lines(text: str) -> str:
 
 
 def make_operator(
-    shape: tuple[int, ...], mask: str | None, blur: float | None, downscale: int | None, border: str
+    shape: tuple[int, ...], mask: str | None, blur: float | None, downscale: int | None, border: str | None = None
 ) -> Operator:
     """What the options describe: blur, then averages, then a mask."""
     from optcov.inverse import Average, Blur, Identity
@@ -100,8 +110,10 @@ def make_operator(
     if len(shape) != 3:
         raise ValueError(f"this bundle's data has shape {shape}, not that of an image; use optcov.inverse.restore")
     parts: list[Operator] = []
+    if border is not None and blur is None:
+        raise ValueError("--border is for a blurred image; give --blur too, or leave it out")
     if blur is not None:
-        parts.append(Blur.gaussian(shape, blur, border=border))
+        parts.append(Blur.gaussian(shape, blur, border=border or "periodic"))
     if downscale is not None:
         parts.append(Average(shape, downscale))
     if mask is not None:
@@ -118,8 +130,8 @@ def _mask(text: str, shape: tuple[int, ...]) -> Operator:
     box = BOX.fullmatch(text)
     if box:
         height, width = int(box[1]), int(box[2])
-        top = int(box[3]) if box[3] else (shape[1] - height) // 2
-        left = int(box[4]) if box[4] else (shape[2] - width) // 2
+        top = int(box[3]) if box[3] else max(shape[1] - height, 0) // 2
+        left = int(box[4]) if box[4] else max(shape[2] - width, 0) // 2
         return Mask.box(shape, top, left, height, width)
     if text.startswith("random:"):
         try:
@@ -144,13 +156,19 @@ def _images(
     """The measurement, and the truth if it is known."""
     import torch
 
-    from optcov.bundle import test_images
+    from optcov.bundle import BundleError, test_images
+    from optcov.inverse.restoring import check_noise
 
     channels = model.image_shape[0]
-    if not 0 <= noise < float("inf"):
-        raise ValueError(f"--noise {noise} is not a standard deviation; pass 0 or a positive number")
-    if image.isdecimal() and not Path(image).exists():
-        held_out = test_images(name)
+    check_noise(noise)
+    numbered = image.isdecimal() and not Path(image).exists()
+    if truth is not None and (numbered or simulate):
+        raise ValueError("--truth is for a damaged image; IMAGE itself is the truth here, so leave it out")
+    if numbered:
+        try:
+            held_out = test_images(name)
+        except BundleError:
+            raise ValueError(f"no held-out images come with {model.name}; give an image file instead") from None
         if int(image) >= len(held_out):
             raise ValueError(f"{name} comes with {len(held_out)} held-out images, so that there is no number {image}")
         whole: Tensor | None = held_out[int(image)]

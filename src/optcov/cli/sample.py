@@ -113,7 +113,7 @@ def command(
     options |= {"ocm_probes": ocm_probes, "clip_mean": False if no_clip else None}
     sampler = bundles.Sampler(model, method, steps, seed, trajectory=trajectory, **options)
     out = out or default_out(model.name, method, str(steps), *_words(classes, guidance))
-    times = f" ({trajectory})" if sampler.trajectory else ""
+    times = f" ({trajectory})" if sampler.process else ""
     caption = printable(f"{model.name}: {sampler.title}{times}, seed {seed}")
     if variance_map:
         require_variance(sampler)

@@ -59,6 +59,9 @@ class Spectral:
     def floored(self, least: float, like: Tensor) -> Spectral:
         return Spectral(self.power.clamp(min=least), self.basis)
 
+    def apply(self, x: Tensor) -> Tensor:
+        return self.basis.inverse(self.power.to(x) * self.basis.transform(x))
+
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         return self.basis.inverse(self.power.to(noise).sqrt() * self.basis.transform(noise))
 
@@ -129,6 +132,10 @@ class Correlated:
     def floored(self, least: float, like: Tensor) -> Correlated:
         """Raise every pixel's variance to at least this; correlations stay."""
         return Correlated(self.variance.clamp(min=least), self.spectrum, self.basis)
+
+    def apply(self, x: Tensor) -> Tensor:
+        root = self._scale.to(x).sqrt()
+        return root * self.basis.inverse(self.spectrum.to(x) * self.basis.transform(root * x))
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         """Multiply by S^1/2 B^T diag(spectrum)^1/2 B: with a flat spectrum, by the standard deviations."""

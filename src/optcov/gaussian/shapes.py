@@ -71,6 +71,10 @@ class CovarianceShape(Protocol):
         """Raise variances to at least this, so that there is a density."""
         ...
 
+    def apply(self, x: Tensor) -> Tensor:
+        """Multiply x (B, *D) by the covariance."""
+        ...
+
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         """Multiply noise (B, *D) by a square root of the covariance."""
         ...
@@ -114,6 +118,9 @@ class Elementwise(ABC):
     @abstractmethod
     def diagonal(self, like: Tensor) -> Tensor:
         """Variances, broadcastable to `like` (B, *D)."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.diagonal(x) * x
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         return self.diagonal(noise).sqrt() * noise
@@ -225,6 +232,9 @@ class Full:
             shrink = (upper / pixels.clamp(min=upper)).sqrt()
             matrix = shrink.unsqueeze(-1) * matrix * shrink.unsqueeze(-2)
         return Full(matrix), ClampCounts(below=negative.sum(), above=above, total=values.numel())
+
+    def apply(self, x: Tensor) -> Tensor:
+        return (self.matrix @ x.flatten(1).unsqueeze(-1)).reshape(x.shape)
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         """Multiply by the symmetric square root, negative eigenvalues taken as zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from optcov.inverse.operators import Map, Operator, check_image
-from optcov.schedule import is_whole
+from optcov.schedule import check_number, is_whole
 
 BORDERS = ("periodic", "zero")
 MARGIN = 1e-3  # of the mean eigenvalue: a preconditioner must not divide by the zeros of a spectrum
@@ -47,15 +48,16 @@ class Blur(Operator):
     @staticmethod
     def gaussian(shape: Sequence[int], std: float, size: int | None = None, border: str = "periodic") -> Blur:
         """A Gaussian kernel of a standard deviation in pixels, cut at three of them unless a size is given."""
-        if not std > 0:
-            raise ValueError(f"std = {std} is not a positive number of pixels")
+        std = check_number("std", std)
+        if not 0 < std < math.inf:
+            raise ValueError(f"std = {std} is not a positive number of pixels; pass one such as 1.5")
         sides = check_image(shape)[-2:]
         largest = min(sides) - 1 + min(sides) % 2
-        side = min(2 * round(3 * std) + 1, largest) if size is None else size
+        side = min(2 * round(min(3 * std, largest)) + 1, largest) if size is None else size
         if not is_whole(side) or side < 1 or side % 2 == 0:
-            raise ValueError(f"size = {size} is not an odd number of pixels")
+            raise ValueError(f"size = {size} is not an odd number of pixels; pass one such as 9")
         places = torch.arange(side, dtype=torch.float64) - side // 2
-        weights = torch.exp(-(places**2) / (2 * std**2))
+        weights = torch.exp(-((places / std) ** 2) / 2)
         return Blur(shape, weights / weights.sum(), border)
 
     def apply(self, x: Tensor) -> Tensor:

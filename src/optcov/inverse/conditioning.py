@@ -18,9 +18,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian import CovarianceShape, Full, Gaussian, per_sample, sum_pixels
+from optcov.gaussian import CovarianceShape, Gaussian, per_sample, sum_pixels
 from optcov.gaussian.shapes import Elementwise
 from optcov.inverse.operators import Map, Operator
+from optcov.schedule import check_number, check_whole
 
 SMALLEST = 1e-30  # a variance below is 0: what has no variance and no noise cannot be moved
 
@@ -34,11 +35,9 @@ class Solver:
     iterations: int = 200
 
     def __post_init__(self) -> None:
-        if not 0 < self.tolerance < 1 or self.iterations < 1:
-            raise ValueError(
-                f"tolerance = {self.tolerance} and iterations = {self.iterations} are not a way to solve; pass a "
-                f"tolerance between 0 and 1 and at least 1 iteration"
-            )
+        if not 0 < check_number("tolerance", self.tolerance) < 1:
+            raise ValueError(f"tolerance = {self.tolerance} is not between 0 and 1; the default is 1e-4")
+        check_whole("iterations", self.iterations, 1)
 
 
 @final
@@ -61,7 +60,7 @@ class System:
 
     def gain(self, z: Tensor) -> Tensor:
         """v A^T z, (B, *M) -> (B, *D)."""
-        return multiply(self.covariance, self.operator.adjoint(z))
+        return self.covariance.apply(self.operator.adjoint(z))
 
     def apply(self, z: Tensor) -> Tensor:
         """S z."""
@@ -72,11 +71,19 @@ class System:
         if self._diagonal is not None:
             whole = self._diagonal + self.noise_variance
             return torch.where(whole > SMALLEST, right / whole.clamp(min=SMALLEST), 0.0)
-        variance = self.covariance.diagonal(self._like).expand_as(self._like)
-        precondition = self.operator.preconditioner(variance, self.noise_variance)
-        solution, converged = conjugate_gradients(self.apply, right, precondition, self.solver)
+        solution, converged = conjugate_gradients(self.apply, right, self._preconditioner(), self.solver)
         self.unsolved += int((~converged).sum())
         return solution
+
+    def _preconditioner(self) -> Map:
+        """A rough inverse of S: that of its diagonal, if the operator can tell it of independent pixels."""
+        variance = self.covariance.diagonal(self._like).expand_as(self._like)
+        diagonal = self.operator.diagonal(variance)
+        if diagonal is None:
+            return self.operator.preconditioner(variance, self.noise_variance)
+        whole = diagonal + self.noise_variance
+        inverse = torch.where(whole > SMALLEST, 1 / whole.clamp(min=SMALLEST), 0.0)
+        return lambda y: inverse * y
 
     def conditioned_mean(self, mean: Tensor, y: Tensor) -> Tensor:
         """m + v A^T S^-1 (y - A m), (B, *D)."""
@@ -85,22 +92,6 @@ class System:
     def conditioned_draw(self, posterior: Gaussian, y: Tensor, noise: Tensor, measurement_noise: Tensor) -> Tensor:
         """A draw of the conditioned Gaussian by standard normal noise, (B, *D) and (B, *M)."""
         return self.conditioned_mean(posterior.sample(noise), y - self.noise_variance**0.5 * measurement_noise)
-
-
-def multiply(covariance: CovarianceShape, x: Tensor) -> Tensor:
-    """v x, (B, *D): by the shape's own `apply`, if it has one."""
-    own = getattr(covariance, "apply", None)
-    if own is not None:
-        product: Tensor = own(x)
-        return product
-    if isinstance(covariance, Elementwise):
-        return covariance.diagonal(x) * x
-    if isinstance(covariance, Full):
-        return (covariance.matrix @ x.flatten(1).unsqueeze(-1)).reshape(x.shape)
-    raise ValueError(
-        f"a covariance of shape {type(covariance).__name__} cannot be multiplied with an image; give it a method "
-        f"apply(x), (B, *D) -> (B, *D)"
-    )
 
 
 def conjugate_gradients(apply: Map, right: Tensor, precondition: Map, solver: Solver) -> tuple[Tensor, Tensor]:

@@ -212,7 +212,7 @@ class DiffPIR(Guide):
         prediction = self.process.predict(x_t, t, **condition)
         mean = self.process.bounds.clip(prediction.clean)
         system = self._system(Isotropic(prediction.factor("noise") / self.scale), mean)
-        x_0 = self.process.bounds.clip(system.conditioned_mean(mean, y))
+        x_0 = self.process.bounds.clip(system.conditioned_mean(mean, y)).to(x_t.dtype)
         self._count(system, 1, len(x_t))
         if s == 0:
             return x_0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian import per_sample, sum_pixels
-from optcov.schedule import is_whole
+from optcov.schedule import check_number, check_whole, is_whole
 
 Map = Callable[[Tensor], Tensor]
 
@@ -115,10 +115,12 @@ class Mask(Operator):
         """Hide a box of pixels, and see the others."""
         shape = check_image(shape)
         rows, columns = shape[-2:]
-        inside = min(top, left) >= 0 < min(height, width) and top + height <= rows and left + width <= columns
-        if not all(map(is_whole, (top, left, height, width))) or not inside:
+        given = {"top": (top, 0), "left": (left, 0), "height": (height, 1), "width": (width, 1)}
+        top, left, height, width = (check_whole(name, *value) for name, value in given.items())
+        if top + height > rows or left + width > columns:
             raise ValueError(
-                f"a box of {height} x {width} pixels at row {top}, column {left} does not lie inside {rows} x {columns}"
+                f"a box of {height} x {width} pixels at row {top}, column {left} does not lie inside {rows} x "
+                f"{columns}; choose a smaller one"
             )
         mask = torch.ones(shape)
         mask[..., top : top + height, left : left + width] = 0
@@ -127,8 +129,8 @@ class Mask(Operator):
     @staticmethod
     def random(shape: Sequence[int], hidden: float, seed: int = 0) -> Mask:
         """Hide this share of the pixels at random, the same in every channel."""
-        shape = check_shape(shape)
-        if not 0 <= hidden < 1:
+        shape, seed = check_shape(shape), check_whole("seed", seed, 0)
+        if not 0 <= check_number("hidden", hidden) < 1:
             raise ValueError(f"hidden = {hidden} is not a share of pixels; pass a number from 0 to below 1")
         drawn = torch.rand(shape[-2:] if len(shape) == 3 else shape, generator=torch.Generator().manual_seed(seed))
         return Mask(drawn >= min(hidden, float(drawn.max())), shape)
@@ -163,7 +165,7 @@ class Average(Operator):
                 f"factor = {factor} does not divide images of {self.shape[-2]} x {self.shape[-1]} pixels; "
                 f"choose a whole number that does"
             )
-        self.factor = factor
+        self.factor = factor = int(factor)
         self.measurement_shape = (*self.shape[:-2], self.shape[-2] // factor, self.shape[-1] // factor)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -193,10 +195,18 @@ class Linear(Operator):
         self._apply, self._adjoint = apply, adjoint
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(2, *self.shape, generator=generator)
-        seen = apply(x)
+        try:
+            seen = apply(x)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"apply failed on a batch of 2 images {self.shape}: {str(error).splitlines()[0]}; it must take "
+                f"(B, *{self.shape})"
+            ) from error
         if not isinstance(seen, Tensor) or seen.ndim < 2 or len(seen) != 2:
             found = f"shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else f"a {type(seen).__name__}"
             raise ValueError(f"apply returned {found} for a batch of 2 images; it must return a tensor (2, *M)")
+        if not bool(seen.any()) or not bool(seen.isfinite().all()):
+            raise ValueError("apply gives nothing but 0, or no finite numbers; pass a map that measures something")
         self.measurement_shape = tuple(seen.shape[1:])
         y = torch.randn(seen.shape, generator=generator)
         self._check(x, y)
@@ -206,6 +216,9 @@ class Linear(Operator):
 
     def adjoint(self, y: Tensor) -> Tensor:
         return self._adjoint(y)
+
+    def outside_range(self, y: Tensor) -> Tensor:
+        return distance_to_range(self, y, dtype=torch.float32)  # the precision that it was checked in
 
     def _check(self, x: Tensor, y: Tensor) -> None:
         back = self._adjoint(y)
@@ -265,20 +278,23 @@ class Composition(Operator):
         return self.last.preconditioner(inner, noise_variance)
 
 
-def distance_to_range(operator: Operator, y: Tensor, iterations: int = 200) -> Tensor:
+def distance_to_range(
+    operator: Operator, y: Tensor, iterations: int = 200, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """The relative distance of measurements to all A x, (B,), by least squares: A^T A x = A^T y."""
-    y = y.double()
-    x = torch.zeros(len(y), *operator.shape, dtype=torch.float64)
+    y = y.to(dtype)
+    tiny = torch.finfo(dtype).tiny
+    x = torch.zeros(len(y), *operator.shape, dtype=dtype)
     left = y.clone()
     gradient = operator.adjoint(left)
     direction, power = gradient.clone(), sum_pixels(gradient.square())
     for _ in range(iterations):
         seen = operator.apply(direction)
-        length = power / sum_pixels(seen.square()).clamp(min=1e-300)
+        length = power / sum_pixels(seen.square()).clamp(min=tiny)
         x, left = x + per_sample(length, x) * direction, left - per_sample(length, left) * seen
         gradient = operator.adjoint(left)
         power, before = sum_pixels(gradient.square()), power
-        direction = gradient + per_sample(power / before.clamp(min=1e-300), x) * direction
+        direction = gradient + per_sample(power / before.clamp(min=tiny), x) * direction
         if bool((_relative(left, y) < RANGE_TOLERANCE / 10).all()):
             break
     return _relative(left, y)

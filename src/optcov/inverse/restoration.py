@@ -78,12 +78,16 @@ class Restoration:
 
         if self.batched:
             raise ValueError(f"{len(self.samples)} images are restored; save one at a time, or restore one measurement")
+        if truth is not None and (truth.shape != self.mean.shape or not bool(truth.isfinite().all())):
+            raise ValueError(f"the truth is not a finite image of shape {tuple(self.mean.shape)}; pass x_0 itself")
         out = Path(directory)
-        (out / "samples").mkdir(parents=True, exist_ok=True)
         self.plot(out / "restoration.png", truth)
         write_png(out / "mean.png", to_8bit(self.mean[None])[0])
         for number, sample in enumerate(to_8bit(self.samples)):
             write_png(out / "samples" / f"{number:06d}.png", sample)
+        for older in (out / "samples").glob("[0-9]" * 6 + ".png"):
+            if int(older.stem) >= len(self.samples):
+                older.unlink()
         told: dict[str, object] = {
             "directory": str(out),
             "picture": str(out / "restoration.png"),

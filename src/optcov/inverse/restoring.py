@@ -28,6 +28,7 @@ from optcov.watch import FiniteWatch, not_finite
 DEFAULT_METHOD = "NPR-DDPM"
 BASELINES = ("DPS", "PiGDM", "DiffPIR")
 TRAJECTORIES = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
+LARGEST = 1e6  # of a measurement, its noise and a strength: beyond, squares leave the range of float32
 MOST = 2**16  # samples of a measurement, and measurements: beyond, their noise would repeat
 
 
@@ -69,17 +70,19 @@ def restore(
     >>> found.samples.shape, found.std.shape
     (torch.Size([2, 1, 28, 28]), torch.Size([1, 28, 28]))
     """
-    noise_std = _check_noise(noise_std)
+    noise_std = check_noise(noise_std)
     batch, single = _check_measurement(measurement, operator, noise_std)
-    for name, value in (("samples", samples), ("steps", steps), ("batch_size", batch_size)):
-        check_whole(name, value, 1)
+    numbers = {"samples": samples, "steps": steps, "batch_size": batch_size}
+    samples, steps, batch_size = (check_whole(name, value, 1) for name, value in numbers.items())
     if samples > MOST or len(batch) > MOST:
         raise ValueError(f"{samples} samples of {len(batch)} measurements are too many; at most {MOST} of each")
-    condition = check_condition(condition, len(batch))
+    if isinstance(bundle, Bundle):
+        _check_images(operator, bundle)
+        condition, batch = bundle.check_told(condition, len(batch)), batch.to(bundle.device)
+    else:
+        condition = check_condition(condition, len(batch))
     guide, title = make_guide(bundle, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
     times = _times(trajectory, guide.process, steps)
-    if isinstance(bundle, Bundle):
-        batch = batch.to(bundle.device)
     pairs = [(b, j) for b in range(len(batch)) for j in range(samples)]
     chunks = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
     drawn: list[Tensor] = []
@@ -129,8 +132,8 @@ def make_guide(
     if baseline is not None:
         kind = DPS if baseline == "DPS" else DiffPIR
         scale = kind.strength if strength is None else check_number("strength", strength)
-        if not scale > 0:
-            raise ValueError(f"strength = {strength} is not positive")
+        if not 0 < scale <= LARGEST:
+            raise ValueError(f"strength = {strength} is not from 0 to {LARGEST:g}; the default is {kind.strength:g}")
         title = f"{baseline}, strength {scale:g}"
         return kind(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver, scale), title
     process, name = _named_process(prior, method)
@@ -183,7 +186,7 @@ def _process(prior: Bundle | ReverseProcess, covariance: str | Covariance, eta: 
 def _times(trajectory: str | Trajectory, process: ReverseProcess, steps: int) -> Trajectory:
     if isinstance(trajectory, Trajectory):
         return trajectory
-    if trajectory not in TRAJECTORIES:
+    if not isinstance(trajectory, str) or trajectory not in TRAJECTORIES:
         raise ValueError(f"trajectory = {trajectory!r:.80} is not one of {', '.join(TRAJECTORIES)}, nor a Trajectory")
     return TRAJECTORIES[trajectory](process.forward.schedule, int(steps))
 
@@ -225,11 +228,22 @@ def _residual(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
     return torch.sqrt((seen * left).flatten(2).square().sum(-1) / seen.sum())
 
 
-def _check_noise(noise_std: float) -> float:
+def check_noise(noise_std: float) -> float:
+    """A standard deviation of noise, or a ValueError."""
     value = check_number("noise_std", noise_std)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"noise_std = {value} is not a standard deviation; pass 0 or a positive number")
+    if not 0 <= value <= LARGEST:
+        raise ValueError(
+            f"noise_std = {value} is not a standard deviation from 0 to {LARGEST:g}; pass one such as 0.05"
+        )
     return value
+
+
+def _check_images(operator: Operator, bundle: Bundle) -> None:
+    if tuple(operator.shape) != tuple(bundle.image_shape):
+        raise ValueError(
+            f"{operator.name} is for images of shape {operator.shape}, but {bundle.name} draws "
+            f"{tuple(bundle.image_shape)}; make the operator for that shape"
+        )
 
 
 def _check_measurement(measurement: Tensor, operator: Operator, noise_std: float) -> tuple[Tensor, bool]:
@@ -248,10 +262,14 @@ def _check_measurement(measurement: Tensor, operator: Operator, noise_std: float
             f"the measurement has shape {tuple(measurement.shape)}, but {operator.name} of images {operator.shape} "
             f"gives {wanted}; pass that, or (B, *{wanted})"
         )
-    batch = measurement.detach()
+    batch = measurement.detach().to(torch.promote_types(measurement.dtype, torch.float32))
     batch = batch.unsqueeze(0) if single else batch
     if not bool(batch.isfinite().all()):
         raise ValueError("the measurement holds NaN or infinite values; hide what is missing by a Mask instead")
+    if float(batch.abs().max()) > LARGEST:
+        raise ValueError(
+            f"the measurement has values beyond {LARGEST:g}; scale it as the model's data, such as [-1, 1]"
+        )
     if noise_std == 0 and float((gap := operator.outside_range(batch)).max()) > RANGE_TOLERANCE:
         raise ValueError(
             f"without noise no image gives this measurement: it is {float(gap.max()):.2g} of its size away from all "

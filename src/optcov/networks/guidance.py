@@ -9,7 +9,6 @@ no conditional mean of x_0 any more, so that no covariance is optimal for it in 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from optcov.prediction import Network, NoisePrediction, Prediction
 from optcov.schedule import Time
+
+LARGEST = 1e4  # of a weight: beyond, predictions leave the range of float32
 
 
 @final
@@ -83,9 +84,9 @@ class Guided:
 
 def check_guidance(guidance: Any) -> float:
     """A weight of guidance, or a ValueError: 0 leaves the condition out, 1 is the condition alone."""
-    if not isinstance(guidance, Real) or isinstance(guidance, bool) or not 0 <= float(guidance) < math.inf:
+    if not isinstance(guidance, Real) or isinstance(guidance, bool) or not 0 <= float(guidance) <= LARGEST:
         raise ValueError(
-            f"guidance = {guidance!r} is no weight; pass a number of 0 or more, such as 3.0 (1: no guidance)"
+            f"guidance = {guidance!r} is no weight; pass a number from 0 to {LARGEST:g}, such as 3.0 (1: no guidance)"
         )
     return float(guidance)
 

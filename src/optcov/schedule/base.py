@@ -319,7 +319,8 @@ def check_whole(name: str, value: Any, least: int | None = None, error: type[Val
     if is_whole(value) and (least is None or value >= least):
         return int(value)
     kind = "positive whole number" if least == 1 else f"whole number of at least {least}"
-    raise error(f"{name} = {value!r} is not a {'whole number; pass one such as 0' if least is None else kind}")
+    remedy = f"{kind}; pass one such as {least}"
+    raise error(f"{name} = {value!r} is not a {'whole number; pass one such as 0' if least is None else remedy}")
 
 
 def check_signal_left(log_alpha_bar: float, what: str) -> None:

@@ -14,6 +14,7 @@ Given x_t, x_u and what the network says of both, x_s is Gaussian, so each step 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -35,8 +36,9 @@ FIRST_SIGMA = 0.05  # noise-to-signal ratio where the last step starts
 
 
 def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
-    """Karras times whose last step starts at a noise-to-signal ratio of 0.05."""
-    return Trajectory.karras(schedule, check_whole("steps", steps, 2), first_sigma=FIRST_SIGMA)
+    """Karras times whose last step starts at a noise-to-signal ratio of 0.05, or at the schedule's least one."""
+    least = math.exp(-float(schedule.log_snr(schedule.first_time)) / 2)
+    return Trajectory.karras(schedule, check_whole("steps", steps, 2), first_sigma=max(FIRST_SIGMA, least))
 
 
 class MultistepNoise(Protocol):
