@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from optcov import data
 from optcov.bundle import load, test_images
 from optcov.inverse import Average, Blur, Mask, Operator, restore
 from optcov.inverse.scores import coverage, crps, psnr
@@ -24,6 +25,8 @@ STRENGTHS = {"DPS": (1.0, 3.0, 10.0, 30.0), "DiffPIR": (1.0, 10.0, 100.0)}
 METHODS: dict[str, dict[str, Any]] = {
     "NPR, proximal": {"method": "NPR-DDPM", "way": "proximal"},
     "NPR, guidance": {"method": "NPR-DDPM", "way": "guidance"},
+    "CNPR, proximal": {"method": "CNPR-DDPM", "way": "proximal"},
+    "CNPR, guidance": {"method": "CNPR-DDPM", "way": "guidance"},
     "SN, proximal": {"method": "SN-DDPM", "way": "proximal"},
     "SN, guidance": {"method": "SN-DDPM", "way": "guidance"},
     "isotropic NPR, proximal": {"method": "npr_isotropic", "way": "proximal"},
@@ -147,11 +150,20 @@ def table(rows: dict[str, dict[str, torch.Tensor]], costs: dict[str, tuple[int, 
         )
 
 
+def held_out(arguments: Any) -> torch.Tensor:
+    """Test images in [-1, 1]; all of one run, in the order of the data."""
+    if arguments.data is None:
+        return test_images(arguments.bundle)
+    wanted = arguments.first + arguments.images + arguments.tuning
+    return data.load(arguments.data, "test").x_0(torch.arange(wanted))
+
+
 def main() -> None:
     """Run what is missing, and print all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--bundle", default="fashion")
+    parser.add_argument("--data", help="test images, such as data/cifar10.npz; by default those that come with it")
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--first", type=int, default=16, help="the first image scored; those before served development")
     parser.add_argument("--tuning", type=int, default=8, help="images that strengths are chosen on")
@@ -162,7 +174,7 @@ def main() -> None:
     parser.add_argument("--methods", default=";".join(METHODS))
     parser.add_argument("--reference", default="NPR, guidance")
     arguments = parser.parse_args()
-    model, images = load(arguments.bundle), test_images(arguments.bundle)
+    model, images = load(arguments.bundle), held_out(arguments)
     if arguments.first + arguments.images + arguments.tuning > len(images):
         parser.error(f"there are only {len(images)} images")
     arguments.out = arguments.out / file_name(arguments.bundle, arguments.samples, arguments.steps)[:-5]

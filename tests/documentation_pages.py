@@ -244,6 +244,7 @@ PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
     "docs/data.md": (_given_fashion,),
     "docs/how-to/my-model.md": (_own_models,),
     "docs/how-to/classes-and-guidance.md": (_own_classes,),
+    "docs/few-steps.md": (_own_pipeline,),
     "docs/index.md": (_own_pipeline, _own_images),
     "docs/model-zoo.md": (_checkpoints,),
     "docs/tutorials/1-your-diffusers-model.md": (_own_pipeline, _own_images),

@@ -20,7 +20,10 @@ DISCRETE = {
     "DDIM": ("DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"),
 }
 BEYOND = {  # rows that the paper does not have, where they are asked for
-    "beyond the paper": tuple(f"{letter}-{process}" for letter in ("CNPR", "OCM", "Spectral") for process in DISCRETE),
+    "beyond the paper": (
+        *(f"{letter}-{process}" for letter in ("CNPR", "OCM", "Spectral") for process in DISCRETE),
+        "Bridge 2M",
+    ),
 }
 CONTINUOUS = {
     "VP SDE": ("Euler-Maruyama", "Ancestral sampling", "Probability flow", "A-DPM", "NPR-DPM", "SN-DPM"),

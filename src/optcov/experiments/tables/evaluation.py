@@ -23,13 +23,14 @@ from optcov.experiments.tables.reference import Reference
 from optcov.experiments.tables.scoring import compute_likelihood, rows_by_covariance
 from optcov.experiments.tables.sizes import TableSize
 from optcov.experiments.timing import device_name
-from optcov.methods import METHODS, PEER_METHODS, find_method, unknown_method
+from optcov.methods import FEW_STEP_METHODS, METHODS, PEER_METHODS, find_method, unknown_method
 from optcov.metrics import Extractor
 from optcov.metrics.extractors import FID
 from optcov.metrics.frechet import Features
 from optcov.metrics.kernel import KernelSide, rows_of
 from optcov.metrics.sources import check_draws_images
 from optcov.schedule import Schedule
+from optcov.solvers.multistep import ETA, FIRST_SIGMA
 
 OWN = "own"  # the schedule that a bundle was trained on
 LEAST_STEPS = 2  # of a trajectory
@@ -180,6 +181,7 @@ class Evaluation:
             "features": self.extractor.identity,
             "reference": self.reference.identity,
             **({"labels": "in turn"} if self.bundle.classes else {}),
+            **({"few_steps": [ETA, FIRST_SIGMA]} if method in FEW_STEP_METHODS else {}),
         }
         how = f"K = {steps}" if tolerance is None else f"tolerance {tolerance}"
         label = f"{method}, {how}{', OT' if times is not None else ''} ({schedule})"
@@ -272,7 +274,7 @@ def serves_all_schedules(schedule: Schedule) -> bool:
 
 def row_name(name: str) -> str:
     """A row of some table as it is spelt there; upper and lower case are the same."""
-    rows = dict.fromkeys([*METHODS, *PEER_METHODS, *rows_by_covariance().values()])
+    rows = dict.fromkeys([*METHODS, *FEW_STEP_METHODS, *PEER_METHODS, *rows_by_covariance().values()])
     for known in rows:
         if known.lower() == name.strip().lower():
             return known
