@@ -206,6 +206,13 @@ def test_a_plan_says_how_many_evaluations_it_makes(monkeypatch):
     assert counted.images == plan.evaluations == 1 + 32 + 12 * 4 + 64
 
 
+@pytest.mark.parametrize("heads", [("sn", "npr"), ("sn", "npr", "ocm")])
+def test_all_heads_together_take_the_evaluations_of_npr_alone(heads):
+    assert (
+        FitPlan(small_bundle(), images(), heads).evaluations == FitPlan(small_bundle(), images(), ("npr",)).evaluations
+    )
+
+
 def test_a_fit_of_the_default_settings_makes_at_most_16000_evaluations():
     many = torch.zeros(6000, *SHAPE, dtype=torch.uint8)
     plan = FitPlan(small_bundle(), many)

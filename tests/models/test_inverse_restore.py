@@ -108,6 +108,23 @@ def test_guidance_counts_its_passes_back(bundle: Bundle):
     assert restore(bundle, measurement(1), MASK, 0.1, steps=3, samples=2, way="proximal").gradients == 0
 
 
+@pytest.mark.parametrize("method", ["NPR-DDPM", "DPS", "PiGDM"])
+def test_gradients_are_kept_for_one_batch_at_a_time(bundle: Bundle, method: str, monkeypatch):
+    """So memory is bounded by the batch size, whatever the number of samples and measurements."""
+    sizes = []
+    predict = ReverseProcess.predict
+
+    def counted(self, x_t, t, **condition):
+        sizes.append((len(x_t), torch.is_grad_enabled()))
+        return predict(self, x_t, t, **condition)
+
+    monkeypatch.setattr(ReverseProcess, "predict", counted)
+    restore(bundle, measurement(2), MASK, 0.1, steps=2, samples=4, batch_size=3, method=method)
+    assert {grad for _, grad in sizes} == {True}
+    assert max(size for size, _ in sizes) == 3
+    assert sum(size for size, _ in sizes) == 2 * 2 * 4
+
+
 def test_a_covariance_between_pixels_needs_no_gradient():
     schedule = Schedule.linear()
     data = oracle.GaussianMixture([1.0], [[0.0, 0.0]], [[[1.0, 0.9], [0.9, 1.0]]])

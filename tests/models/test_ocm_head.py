@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from optcov import Schedule, fit, load, oracle
-from optcov.covariances import Example, Ocm
+from optcov.covariances import Covariance, Example, Ocm
 from optcov.fitting import Batches, TrainingError, fit_closed_form, new_heads, train_heads
 from optcov.fitting.objectives import JointObjective, observe
 from optcov.forward import ForwardProcess
@@ -48,11 +48,12 @@ class Points:
         return self.points[index]
 
 
-def relative_error(loss: str, images: int) -> float:
+def relative_error(head: str, loss: str, images: int) -> float:
     """Root mean square error of the variance in velocity units, relative to it, after a fit on so many points."""
-    network = HeadedNetwork(Backbone(Exact(), tap="out"), SCHEDULE).eval()
-    tasks = new_heads(network, torch.zeros(1, 2), ["ocm"], loss=loss)
-    tasks["ocm"].module.unit = "velocity"
+    backbone = Backbone(Exact(), tap="out") if head == "ocm" else Backbone.of(Exact(), "out")
+    network = HeadedNetwork(backbone, SCHEDULE).eval()
+    tasks = new_heads(network, torch.zeros(1, 2), [head], loss=loss)
+    tasks[head].module.unit = "velocity"
     done = fit_closed_form(network, tasks, Batches(Points(images), SCHEDULE, 512), images, loss)
     fitted = HeadedNetwork(network.backbone, SCHEDULE, done.heads).eval()
     test = Batches(Points(4096, seed=6), SCHEDULE, 4096, seed=9)(1)
@@ -60,13 +61,18 @@ def relative_error(loss: str, images: int) -> float:
     with torch.no_grad():
         prediction = fitted(x_t, test.times)
     exact = MIXTURE.velocity_moments(x_t, SCHEDULE, test.times).covariance.diagonal(dim1=-2, dim2=-1)
-    found = prediction.heads["ocm"].double()
+    found = Covariance.registry[head]().second_moment(prediction).variance.double()
+    found = found / prediction.factor("velocity").reshape(-1, 1)
     return float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
 
-@pytest.mark.parametrize(("loss", "bound"), [("gamma", 0.1), ("mse", 0.1)])
-def test_the_head_approaches_the_exact_diagonal_as_data_grows(loss, bound):
-    few, many = relative_error(loss, 512), relative_error(loss, 16_384)
+CASES = [("ocm", "gamma", 0.1), ("ocm", "mse", 0.1), ("npr", "gamma", 0.17), ("sn", "gamma", 0.17)]
+
+
+@pytest.mark.parametrize(("head", "loss", "bound"), CASES)
+def test_a_head_approaches_the_exact_diagonal_as_data_grows(head, loss, bound):
+    """A head of three knots in time cannot be exact: with 65,536 points NPR and SN are at 0.11."""
+    few, many = relative_error(head, loss, 512), relative_error(head, loss, 16_384)
     assert many < bound
     assert many < few / 2
 
