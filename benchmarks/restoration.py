@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +133,52 @@ def tuned(model: Any, task: str, operator: Operator, name: str, images: torch.Te
     return {**options, "strength": max(found, key=lambda strength: found[strength])}
 
 
-def table(rows: dict[str, dict[str, torch.Tensor]], costs: dict[str, tuple[int, int]], reference: str) -> None:
-    """Print one task as Markdown: means, and paired z of |coverage - 0.9| against the reference."""
-    print("| method | PSNR | 50 % | 90 % | CRPS | residual | evaluations + passes back |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    base = rows.get(reference)
+def table(rows: dict[str, dict[str, torch.Tensor]], costs: dict[str, tuple[int, int]], baselines: list[str]) -> None:
+    """Print one task as Markdown: means, and differences from the baselines, paired by image."""
+    beside = [name for name in baselines if name in rows]
+    header = ["method", "PSNR", "50 %", "90 %", "CRPS", "passes", *(f"PSNR and 90 %, less {name}" for name in beside)]
+    print(f"| {' | '.join(header)} |")
+    print("|---|" + "---:|" * (5 + len(beside)))
     for name, found in rows.items():
         means = {key: float(value.mean()) for key, value in found.items()}
-        errors = {key: float(value.std() / len(value) ** 0.5) for key, value in found.items()}
-        paired = ""
-        if base is not None and name != reference and len(base["crps"]) == len(found["crps"]):
-            gap = found["crps"] - base["crps"]
-            paired = f" (z {float(gap.mean() / (gap.std() / len(gap) ** 0.5).clamp(min=1e-12)):+.1f})"
-        print(
-            f"| {name} | {means['psnr']:.2f} ± {errors['psnr']:.2f} | {means['cover50']:.3f} | {means['cover90']:.3f} "
-            f"| {means['crps']:.4f}{paired} | {means['residual']:.3f} | {costs[name][0]} + {costs[name][1]} |"
-        )
+        cells = [
+            f"{means['psnr']:.2f} ± {standard_error(found['psnr']):.2f}",
+            *(f"{means[key]:.3f}" for key in ("cover50", "cover90")),
+            f"{means['crps']:.4f}",
+            f"{costs[name][0]} + {costs[name][1]}",
+            *("" if name == other else f"{less(found, rows[other])}" for other in beside),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def standard_error(values: torch.Tensor) -> float:
+    """Of a mean."""
+    return float(values.std() / len(values) ** 0.5)
+
+
+def less(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> str:
+    """Differences of PSNR and of 90 % coverage with their standard errors."""
+    gaps = [(found[key] - other[key], decimals) for key, decimals in (("psnr", 2), ("cover90", 3))]
+    return ", ".join(f"{float(gap.mean()):+.{d}f} ± {standard_error(gap):.{d}f}" for gap, d in gaps)
+
+
+def write_record(path: Path, found: Mapping[str, Any], costs: Mapping[str, tuple[int, int]], told: Any) -> None:
+    """One line per task and method: its settings, and the scores of each image."""
+    settings = {name: getattr(told, name) for name in ("bundle", "samples", "steps", "first")}
+    lines = [
+        {
+            "task": task,
+            "method": name,
+            **settings,
+            "noise": NOISE_STD,
+            "passes": list(costs[name]),
+            **{key: [round(float(value), 5) for value in values] for key, values in scored.items()},
+        }
+        for task, rows in found.items()
+        for name, scored in rows.items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def held_out(arguments: Any) -> torch.Tensor:
@@ -172,7 +203,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="images in a file")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--methods", default=";".join(METHODS))
-    parser.add_argument("--reference", default="NPR, guidance")
+    parser.add_argument("--record", type=Path, help="a file of JSON lines for the scores of all images")
     arguments = parser.parse_args()
     model, images = load(arguments.bundle), held_out(arguments)
     if arguments.first + arguments.images + arguments.tuning > len(images):
@@ -198,7 +229,9 @@ def main() -> None:
                     rows[key] = torch.cat([rows[key], new]) if key in rows else new
     for task, rows in found.items():
         print(f"\n### {task}\n")
-        table(rows, costs, arguments.reference)
+        table(rows, costs, ["DPS", "PiGDM"])
+    if arguments.record:
+        write_record(arguments.record, found, costs, arguments)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ BETTER_IMAGES = (
     *(("SN-DDIM", "A-DDIM"), ("NPR-DDIM", "A-DDIM"), ("SN-DDIM", "DDIM"), ("NPR-DDIM", "DDIM"), ("A-DDIM", "DDIM")),
     *(("A-DDIM", "A-DDPM"), ("NPR-DDIM", "NPR-DDPM")),
     *(("CNPR-DDPM", "NPR-DDPM"), ("CNPR-DDIM", "NPR-DDIM"), ("UniPC", "NPR-DDPM"), ("UniPC", "NPR-DDIM")),
+    *(("Bridge 2M", "NPR-DDPM"), ("Bridge 2M", "UniPC"), ("Bridge 2M", "UniPC, Karras times")),
 )
 
 
@@ -156,7 +157,10 @@ def readme_table(found: Measured, what: str) -> str:
     """A small table of README.md."""
     shown = {
         "bits": ("DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM"),
-        "images": ("DDPM, beta-tilde", *("A-DDPM", "SN-DDPM", "NPR-DDPM", "CNPR-DDPM", "DDIM", "NPR-DDIM", "UniPC")),
+        "images": (
+            *("DDPM, beta-tilde", "A-DDPM", "SN-DDPM", "NPR-DDPM", "DDIM", "A-DDIM", "NPR-DDIM"),
+            *("UniPC", "UniPC, Karras times", "Bridge 2M"),
+        ),
     }[what]
     place = found.bits if what == "bits" else found.images
     steps = [K for K in (10, 25) if any(K in place.get(name, {}) for name in shown)]
@@ -168,7 +172,7 @@ def readme_table(found: Measured, what: str) -> str:
             for K in steps
         ]
         if any(cells):
-            lines.append(f"| {name}{' (of diffusers)' if name in PEERS else ''} | {' | '.join(cells)} |")
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

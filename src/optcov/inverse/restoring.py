@@ -57,8 +57,7 @@ def restore(
     deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
     "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
     way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
-    three times the cost. By default guidance, but proximal for a covariance that knows which pixels vary together: one
-    of single pixels tells nothing of the hidden ones. strength: the number that DPS and DiffPIR are tuned by.
+    three times the cost. By default guidance, but proximal for a full matrix, to which the gradient adds nothing. strength: the number that DPS and DiffPIR are tuned by.
     condition: what else the network takes by name, each a tensor with one entry per measurement. batch_size: samples
     drawn at once; it bounds memory, and sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations:
     of conjugate gradients, where they are needed.
@@ -142,7 +141,7 @@ def make_guide(
             f"{name} takes x_0 to be known given x_t, or says nothing of it, so that no measurement can move it; "
             f"choose a method with a covariance, such as {DEFAULT_METHOD}"
         )
-    chosen = way or ("guidance" if process.covariance.structure in ("isotropic", "diagonal") else "proximal")
+    chosen = way or ("proximal" if process.covariance.structure == "matrix" else "guidance")
     return ByPosterior(process, operator, noise_std, solver, chosen), f"{name}, {chosen}"
 
 
