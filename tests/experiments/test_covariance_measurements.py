@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 MEASURED = Path(__file__).parents[2] / "measurements" / "covariances"
-LINES = [json.loads(line) for path in sorted(MEASURED.glob("*.jsonl")) for line in path.read_text().splitlines()]
-EACH = pytest.mark.parametrize("found", LINES, ids=lambda line: f"{line['bundle']}, K = {line['steps']}")
+LINES = [
+    {"file": path.stem, **json.loads(line)}
+    for path in sorted(MEASURED.glob("*.jsonl"))
+    for line in path.read_text().splitlines()
+]
+EACH = pytest.mark.parametrize("found", LINES, ids=lambda line: f"{line['file']}, K = {line['steps']}")
 
 
 def test_both_numbers_of_steps_were_measured():
@@ -38,13 +42,14 @@ def test_correlations_save_a_tenth_of_a_bit_in_ten_steps_and_less_in_more(found:
 
 
 def test_hidden_layers_save_a_tenth_of_a_bit():
-    (found,) = (line for line in LINES if (line["bundle"], line["steps"]) == ("fashion", 10))
+    (found,) = (line for line in LINES if (line["file"], line["steps"]) == ("fashion", 10))
     gain = found["less that of the other bundle"]["npr"]
     assert gain["mean"] < -0.10
     assert gain["z"] < -5
 
 
 def test_the_bound_of_fashion_is_at_most_3_90():
-    (found,) = (line for line in LINES if (line["bundle"], line["steps"]) == ("fashion", 10))
-    bits = found["bits/dim"]["npr"]
-    assert bits["mean"] <= 3.90
+    """Of the first 256 test images, and of 512 together with those that were scored apart."""
+    bits = {line["file"]: line["bits/dim"]["npr"]["mean"] for line in LINES if line["steps"] == 10}
+    assert bits["fashion"] <= 3.90
+    assert (bits["fashion"] + bits["fashion-apart"]) / 2 <= 3.90

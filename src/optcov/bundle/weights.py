@@ -39,6 +39,8 @@ NETWORKS = (  # classes that a bundle can hold
 UNET_CONFIG, UNET_WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 MAX_JSON_BYTES = 2**24
 
+_COMPUTES: set[str] = set()  # settings and shapes that were tried in this process and fit: a trial takes half a second
+
 
 def read_json(path: Path) -> Any:
     """Read JSON of a reasonable size."""
@@ -89,10 +91,15 @@ def check_images(
     check_classes(classes, empty, unet)
     check_empty(empty, unet)
     told = {**({} if classes is None else {LABELS: torch.zeros(1, dtype=torch.int64)}), **example_of(unet), **empty}
+    shapes = {name: [str(value.dtype), *value.shape] for name, value in told.items()}
+    known = json.dumps([_config(unet), list(image_shape), shapes], sort_keys=True)
+    if known in _COMPUTES:
+        return
     try:
         check_computes(without_memory(unet), image_shape, told)
     except ValueError as error:
         raise BundleError(f"the network does not fit: {error}") from error
+    _COMPUTES.add(known)
 
 
 def without_memory(unet: nn.Module) -> nn.Module:
