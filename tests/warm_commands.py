@@ -120,6 +120,7 @@ def warm() -> None:
     for name in WARM:
         importlib.import_module(name)
     torch.set_num_threads(1)
+    importlib.import_module("small_bundles").small_bundle().check_loadable()  # tried once here, not in every command
 
 
 def fork(request: dict[str, Any]) -> int:

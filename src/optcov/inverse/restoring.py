@@ -58,7 +58,8 @@ def restore(
     "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
     way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
     three times the cost. By default guidance, but proximal for a full matrix, to which the gradient adds nothing.
-    strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes by name, each a tensor with one entry per measurement. batch_size: samples
+    strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes by name, each a
+    tensor with one entry per measurement. batch_size: samples
     drawn at once; it bounds memory, and sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations:
     of conjugate gradients, where they are needed.
 
