@@ -79,8 +79,13 @@ def _lines(rows: Sequence[LikelihoodRow]) -> dict[tuple[str, str], list[Likeliho
     return lines
 
 
-def _colours(rows: Sequence[LikelihoodRow]) -> dict[str, str]:
-    return {covariance: f"C{number}" for number, covariance in enumerate(dict.fromkeys(row.covariance for row in rows))}
+def _colours(rows: Sequence[LikelihoodRow]) -> dict[str, Any]:
+    """A colour of its own for each covariance: ten strong ones, then their pale sisters."""
+    from matplotlib import colormaps
+
+    palette = [colormaps["tab20"](place) for place in (*range(0, 20, 2), *range(1, 20, 2))]
+    names = dict.fromkeys(row.covariance for row in rows)
+    return {name: palette[number % len(palette)] for number, name in enumerate(names)}
 
 
 def _readable_limit(rows: Sequence[LikelihoodRow]) -> float:
