@@ -100,6 +100,25 @@ def draw(
     return seen[-1][:2]
 
 
+def recorded_noises(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What our schedulers will draw, in order."""
+    noises: list[Tensor] = []
+
+    def kept(*args: Any, **kwargs: Any) -> Tensor:
+        noises.append(torch.randn(*args, generator=kwargs["generator"]))
+        return noises[-1]
+
+    monkeypatch.setattr(stepping, "randn_tensor", kept)
+    return noises
+
+
+def of_two(family: Family, noise: Tensor) -> Tensor:
+    """The noise of two images (2, C, H, W), as a pipeline drew it: Flux in tokens, others with guidance for four."""
+    from optcov.networks.calls import unpack
+
+    return unpack(noise, *family.bundle.image_shape[1:]) if family.name == "flux" else noise[:2]
+
+
 def times_of(scheduler: Any) -> optcov.Trajectory:
     """The times that a scheduler visits, as ours."""
     if hasattr(scheduler, "sigmas"):
@@ -148,21 +167,12 @@ def test_the_pipeline_draws_what_the_bundle_draws(
     if guidance != 1 and family.name not in GUIDED:
         pytest.skip("it has no guidance")
     pipeline = optcov.attach(family.pipeline(), family.bundle, "NPR-DDIM")
-    noises: list[Tensor] = []
-
-    def kept(*args: Any, **kwargs: Any) -> Tensor:
-        noises.append(torch.randn(*args, generator=kwargs["generator"]))
-        return noises[-1]
-
-    monkeypatch.setattr(stepping, "randn_tensor", kept)
+    noises = recorded_noises(monkeypatch)
     found = draw(family, pipeline, start(family), monkeypatch, guidance)
     assert len(noises) == STEPS - 1
 
     def noise(t: float, s: float) -> Tensor:
-        from optcov.networks.calls import unpack
-
-        drawn = noises.pop(0)
-        return unpack(drawn, *family.bundle.image_shape[1:]) if family.name == "flux" else drawn[:2]
+        return of_two(family, noises.pop(0))
 
     process = family.bundle.reverse_process("NPR-DDIM", guidance=guidance)
     cap = family.bundle.noise_cap("NPR-DDIM")
@@ -204,29 +214,21 @@ def test_without_noise_the_pipeline_draws_what_diffusers_draws(
 def test_a_pipeline_draws_by_bridge_2m_what_the_bundle_draws(
     family: Family, guidance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optcov.networks.calls import unpack
-
     if guidance != 1 and family.name not in GUIDED:
         pytest.skip("it has no guidance")
-    pipeline, noises = family.pipeline(), []
+    pipeline, noises = family.pipeline(), recorded_noises(monkeypatch)
     kind = BridgeScheduler if family.bundle.schedule.discrete else FlowMatchBridgeScheduler
     pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
     attached = optcov.attach(family.pipeline(), family.bundle, "Bridge 2M").scheduler
     assert isinstance(attached, kind)
     assert attached.config.get("shift") == pipeline.scheduler.config.get("shift")
 
-    def kept(*args: Any, **kwargs: Any) -> Tensor:
-        noises.append(torch.randn(*args, generator=kwargs["generator"]))
-        return noises[-1]
-
-    monkeypatch.setattr(stepping, "randn_tensor", kept)
     found = draw(family, pipeline, start(family), monkeypatch, guidance)
     assert len(noises) == STEPS - 1
 
     class SameNoise:
         def draw(self, number: int, t: float, s: float) -> Tensor:
-            noise = noises[number - 1]
-            return unpack(noise, *family.bundle.image_shape[1:]) if family.name == "flux" else noise[:2]
+            return of_two(family, noises[number - 1])
 
     monkeypatch.setattr(solver, "noise_source", lambda *_: SameNoise())
     network = family.bundle.guided(family.bundle.network.with_only_heads(), guidance)
