@@ -10,7 +10,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -45,12 +45,18 @@ def batch_noise(
 
 def image_numbers(indices: Sequence[int] | None, count: int) -> Sequence[int]:
     """The number of each image of a batch, 0..count-1 unless told."""
-    known = range(count) if indices is None else indices
-    if not isinstance(known, Sequence) or not all(isinstance(index, Integral) for index in known):
-        raise ValueError(f"indices = {indices!r:.80} is not a sequence of whole numbers; pass one per image")
-    if indices is not None and len(indices) != count:
+    if indices is None:
+        return range(count)
+    if len(check_image_numbers(indices)) != count:
         raise ValueError(f"there are {len(indices)} image numbers for a batch of {count}; pass one per image")
-    return range(count) if indices is None else indices
+    return indices
+
+
+def check_image_numbers(indices: Any) -> Sequence[int]:
+    """Return the numbers of images, or raise a ValueError that names them."""
+    if not isinstance(indices, Sequence) or not all(isinstance(index, Integral) for index in indices):
+        raise ValueError(f"indices = {indices!r:.80} is not a sequence of whole numbers; pass one per image")
+    return indices
 
 
 @final

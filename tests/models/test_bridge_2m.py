@@ -73,7 +73,24 @@ def test_an_eta_without_noise_is_refused(eta):
         BridgeNoise(Schedule.linear(), few_step_times(Schedule.linear(), 4), eta)
 
 
-@pytest.mark.parametrize("steps", [1, 0, 2.5])
+@pytest.mark.parametrize("indices", [[0.5], 3, None])
+def test_numbers_of_images_that_are_none_are_refused(indices):
+    with pytest.raises(ValueError, match="not a sequence of whole numbers"):
+        Sampler(small_bundle(Schedule.linear()), "Bridge 2M", 3).draw(indices)
+
+
+@pytest.mark.parametrize("labels", [2**70, -(2**70)])
+def test_a_class_beyond_all_numbers_is_refused(labels):
+    with pytest.raises(ValueError, match="labels"):
+        class_bundle().sample(2, labels=labels, steps=2, progress=False)
+
+
+def test_a_schedule_whose_first_noise_is_large_has_few_step_times():
+    schedule = Schedule.from_betas([0.01] * 100)
+    assert few_step_times(schedule, 5).times[0] == 1
+
+
+@pytest.mark.parametrize("steps", [1, 0, 2.5, 1001, 10**9])
 def test_too_few_steps_are_refused(steps):
     with pytest.raises(ValueError, match="steps"):
         few_step_times(Schedule.linear(), steps)

@@ -131,6 +131,22 @@ def test_the_config_of_any_scheduler_with_betas_is_enough(tmp_path):
     assert again(2, num_inference_steps=3, output_type="np").images.shape == (2, 8, 8, 1)
 
 
+@pytest.mark.parametrize(
+    ("output", "sample", "said"),
+    [
+        (torch.zeros(3, *SHAPE), torch.zeros(2, *SHAPE), "may differ in their channels only"),
+        (torch.zeros(2, 1, 4, 4), torch.zeros(2, *SHAPE), "may differ in their channels only"),
+        (torch.zeros(2, *SHAPE), torch.zeros(2, *SHAPE, dtype=torch.int64), "pass floating point"),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 3, 8, 8), "1 channels for 3"),
+    ],
+)
+def test_what_is_no_answer_to_the_sample_is_refused(output, sample, said):
+    scheduler = BridgeScheduler()
+    scheduler.set_timesteps(3)
+    with pytest.raises(ValueError, match=said):
+        scheduler.step(output, scheduler.timesteps[0], sample)
+
+
 def test_steps_that_end_in_nan_are_refused():
     scheduler, x = BridgeScheduler(), torch.full((1, *SHAPE), float("nan"))
     scheduler.set_timesteps(2)

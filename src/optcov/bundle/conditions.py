@@ -122,11 +122,11 @@ def check_labels(labels: Tensor, who: str, classes: int | None, empty: Mapping[s
 
 def as_labels(labels: Any, count: int) -> Tensor:
     """Labels as users write them, one for all images or one each: int64 (count,)."""
-    if is_whole(labels):
+    if is_whole(labels) and abs(labels) < 2**63:
         return torch.full((count,), int(labels))
     try:
         found = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"labels = {labels!r:.80} are no whole numbers; pass one, or one per image") from error
     if found.shape != (count,) or found.is_floating_point() or found.dtype == torch.bool:
         raise ValueError(

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import with_labels
+from optcov.bundle.directory import check_path
 from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, remember
 from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
 from optcov.networks.guidance import check_guidance
+from optcov.noise import check_image_numbers
 from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
@@ -146,6 +148,7 @@ class Sampler:
 
     def draw(self, indices: Sequence[int], callback: Callable[[Step], None] | None = None) -> SolverResult:
         """Draw the images with these numbers."""
+        check_image_numbers(indices)
         device = self.bundle.device
         drawn = draw(
             self.method,
@@ -220,7 +223,7 @@ def draw_many(
     told = track(batches, len(batches), sampler.title, "batches", show=progress)
     if work is None:
         return torch.cat([drawn(indices) for indices in told])
-    place = Path(work)
+    place = check_path(work)
     with directory_lock(place):
         remember(place / "run.json", {**sampler.settings(), "decode": decode}, place)
         return torch.cat([_kept(place / f"images-{i.start:06d}-{i.stop - 1:06d}.safetensors", i, drawn) for i in told])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from optcov.integrations.extending import extended
 from optcov.integrations.flow_scheduler import place_of_step
-from optcov.integrations.stepping import DiscreteTimes, RunNoise, log_density, require_finite
+from optcov.integrations.stepping import DiscreteTimes, RunNoise, check_output, log_density, require_finite
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule
 from optcov.solvers import BridgeNoise, MatchedNoise, MultistepNoise, few_step_times
@@ -61,6 +61,11 @@ class MultistepRun:
         prev_sample: Tensor | None = None,
     ) -> MultistepOutput:
         """Go from t to the time after it."""
+        check_output(model_output, sample)
+        if model_output.shape[1] < sample.shape[1]:
+            raise ValueError(
+                f"the output has {model_output.shape[1]} channels for {sample.shape[1]}; pass the network's own"
+            )
         u, s = self._neighbours(t)
         dtype = torch.promote_types(sample.dtype, torch.float32)
         x_t, output = sample.to(dtype), model_output[:, : sample.shape[1]].to(dtype)

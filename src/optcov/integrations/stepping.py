@@ -194,11 +194,7 @@ class Stepper:
                 f"covariance {covariance!r} needs an output of {taken[0]} channels, but the network returned "
                 f"{model_output.shape[1]}; {_CHANNEL_REMEDY if in_channels else 'use a network that fits'}"
             )
-        if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
-            raise ValueError(
-                f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
-                f"they may differ in their channels only"
-            )
+        check_output(model_output, sample)
         # other outputs than noise become x_0 again in the step: in float64 without loss, however little signal is left
         exact = kind != "epsilon" and sample.device.type != "mps"
         dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
@@ -241,6 +237,17 @@ def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
         size = off[0].numel()
         found = -0.5 * (quadratic + step.covariance.log_det(step.mean) + size * LOG_2_PI)
     return torch.where(found.isnan(), torch.inf, found)
+
+
+def check_output(model_output: Tensor, sample: Tensor) -> None:
+    """Refuse what is no answer of a network to a batch of images."""
+    if not sample.is_floating_point() or not model_output.is_floating_point():
+        raise ValueError(f"sample and output are {sample.dtype} and {model_output.dtype}; pass floating point")
+    if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
+        raise ValueError(
+            f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
+            f"they may differ in their channels only"
+        )
 
 
 _CHANNEL_REMEDY = (
