@@ -8,10 +8,9 @@ THREADS := OMP_NUM_THREADS=$(OMP_NUM_THREADS) OMP_WAIT_POLICY=PASSIVE
 # The oldest instructions that PyTorch has kernels for: other sums, other rounding, as on another CPU.
 OTHER_CPU := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 # Tests whose numbers come out of networks or float kernels, and which are quick.
-NUMERIC_CORE := conditions correlated gaussian_correlated likelihood_elbo methods multistep prediction reverse sampling \
-    solvers_peers step_walk
-NUMERIC_MODELS := bundle checkpoints_diffusers embedded_model integrations integrations_predictions multistep_schedulers \
-    metrics networks paper_unet
+NUMERIC_CORE := gaussian_correlated likelihood_elbo multistep prediction reverse sampling solvers_peers
+NUMERIC_MODELS := checkpoints_diffusers embedded_model integrations_predictions metrics multistep_schedulers networks \
+    paper_unet
 NUMERIC := $(NUMERIC_CORE:%=tests/core/test_%.py) $(NUMERIC_MODELS:%=tests/models/test_%.py) \
     tests/reliability/test_close_outputs.py tests/reliability/test_numbers.py
 

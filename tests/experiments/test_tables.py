@@ -129,13 +129,14 @@ def test_repeats_take_the_seeds_behind_the_one_that_is_given() -> None:
 
 def test_a_reference_that_is_drawn_shares_no_noise_with_the_rows(tmp_path: Path) -> None:
     source = f"{save_with_images(tmp_path, Schedule.linear(24)) / 'small'}:DDIM"
-    rows = features_of(source, FEATURES, Drawing(samples=2000))
+    rows = features_of(source, FEATURES, Drawing(samples=500))
     drawn = evaluation(reference=source).reference.features(FEATURES)
     assert isinstance(rows, torch.Tensor)
     assert isinstance(drawn, torch.Tensor)
+    drawn = drawn[: len(rows)]
     assert drawn.shape == rows.shape
     assert not torch.equal(drawn, rows)
-    assert abs(float(torch.corrcoef(torch.stack([drawn[:, 0], rows[:, 0]]))[0, 1])) < 0.1  # 4 standard errors
+    assert abs(float(torch.corrcoef(torch.stack([drawn[:, 0], rows[:, 0]]))[0, 1])) < 0.18  # 4 standard errors
 
 
 def test_images_of_a_table_get_the_channels_of_the_network(tmp_path: Path) -> None:

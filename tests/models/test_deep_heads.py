@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -20,7 +22,9 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(hidden, "STEPS", 300)
 
 
+@functools.cache
 def fitted(kind, names=("npr",)):
+    """Of a small network; nobody may change it."""
     network = tiny_network()
     tasks = new_heads(network, images().x_0(torch.arange(1)), names, kind)
     fit = fit_closed_form(network, tasks, Batches(images(), network.schedule, 32), images=1280)
