@@ -130,16 +130,14 @@ class _Multistep(DiscreteTimes):
         made = self._run.step(model_output, int(timestep) + 1, sample, generator, variance_noise, prev_sample)
         return made if return_dict else (made.prev_sample, made.pred_original_sample)
 
-    def _begin(self, noise: MultistepNoise, device: str | torch.device | None) -> None:
+    def _begin(
+        self, noise: MultistepNoise, data_range: tuple[float, float] | None, device: str | torch.device | None
+    ) -> None:
         """Take the times of a trajectory, and forget the last run."""
-        data_range = self._data_range()
         self._run = MultistepRun(noise, self.config.prediction_type, data_range)
         self.num_inference_steps = len(noise.trajectory)
         times = noise.trajectory.diffusers_timesteps(self.schedule)
         self.timesteps = torch.tensor(times, dtype=torch.long, device=device)
-
-    def _data_range(self) -> tuple[float, float] | None:
-        raise NotImplementedError
 
 
 class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
@@ -180,12 +178,9 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Take Karras times, and forget the last run."""
-        times = few_step_times(self.schedule, num_inference_steps)
-        self._begin(BridgeNoise(self.schedule, times, self.config.eta), device)
-
-    def _data_range(self) -> tuple[float, float] | None:
-        most = self.config.clip_sample_range
-        return (-most, most) if self.config.clip_sample else None
+        times, most = few_step_times(self.schedule, num_inference_steps), self.config.clip_sample_range
+        data_range = (-most, most) if self.config.clip_sample else None
+        self._begin(BridgeNoise(self.schedule, times, self.config.eta), data_range, device)
 
 
 class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
@@ -231,10 +226,8 @@ class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore
                 f"there is no matched noise for {num_inference_steps} steps (there is for: {known}); measure it by "
                 f"bundle.with_matched_noise(images, steps={num_inference_steps}), then attach the bundle again"
             )
-        self._begin(self._known[num_inference_steps], device)
-
-    def _data_range(self) -> tuple[float, float] | None:
-        return None if self.config.data_range is None else tuple(self.config.data_range)
+        data_range = None if self.config.data_range is None else tuple(self.config.data_range)
+        self._begin(self._known[num_inference_steps], data_range, device)
 
 
 def _prepare(scheduler: FlowMatchBridgeScheduler) -> None:

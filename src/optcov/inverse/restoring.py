@@ -59,9 +59,8 @@ def restore(
     way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
     three times the cost. By default guidance, but proximal for a full matrix, to which the gradient adds nothing.
     strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes by name, each a
-    tensor with one entry per measurement. batch_size: samples
-    drawn at once; it bounds memory, and sample j of measurement b depends on (seed, b, j) alone. tolerance, iterations:
-    of conjugate gradients, where they are needed.
+    tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and sample j of
+    measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they are needed.
 
     >>> import optcov, torch
     >>> from optcov.inverse import Mask, restore
