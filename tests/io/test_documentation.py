@@ -6,6 +6,7 @@ cannot run here is in NOT_RUN of documentation_pages.py, with the reason.
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from diffusers import DDPMPipeline, DDPMScheduler
 from documentation_pages import NOT_RUN, PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read, reason
 from optcov import Schedule
 from optcov.integrations.diffusers import attach
-from optcov.methods import DEFAULT_METHOD
 from small_bundles import small_bundle, small_unet
 
 # page -> how a command begins -> why it runs in the long suite only; "*" for the whole page
@@ -27,7 +27,6 @@ LONG: dict[str, dict[str, str]] = {
         "optcov bpd": "two sweeps with every covariance",
     },
     "docs/benchmarks.md": {"*": "benchmarks take minutes"},
-    "docs/index.md": {"optcov.fit(": "as many images and times as by default"},
     "docs/tutorials/2-likelihood.md": {"*": "sweeps all 1,000 times again and again"},
     "docs/tutorials/3-mixture-of-gaussians.md": {"optcov demo": "1,000 points by every method; README draws 500"},
     "docs/metrics.md": {"*": "draws 100 images of the embedded model"},
@@ -49,7 +48,7 @@ def follow(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch, wanted: 
     monkeypatch.chdir(directory)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     prepare(page, directory)
-    reader = Reader()
+    reader = Reader(page)
     for piece in wanted:
         reader.follow(piece)
 
@@ -105,12 +104,14 @@ def test_the_readme_is_short():
     assert len(words) <= 700
 
 
-def test_the_default_method_is_the_one_that_readme_and_docs_begin_with():
+def test_readme_and_docs_first_draw_by_the_default_method_and_attach_by_that_of_attach():
+    attached = inspect.signature(attach).parameters["method"].default
     for page in ("README.md", "docs/tutorials/1-your-diffusers-model.md"):
-        first = next(p.text for p in pieces(page) if "method" in p.text)
-        assert DEFAULT_METHOD in first, page
-        attached = next(p.text for p in pieces(page) if "attach(pipeline" in p.text)
-        assert f'method="{DEFAULT_METHOD}"' in attached, page
+        lines = [line for piece in pieces(page) for line in piece.text.splitlines()]
+        drawn = next(line for line in lines if "bundle.sample(" in line or line.startswith("optcov sample"))
+        assert "method" not in drawn, page
+        shown = next(line for line in lines if "attach(pipeline" in line)
+        assert f'method="{attached}"' in shown, page
 
 
 def test_loading_an_attached_pipeline_is_shown_with_the_import_that_it_needs():
