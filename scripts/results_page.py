@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -81,18 +81,25 @@ class Measured:
         return Section(SCHEDULE, tuple(f"K = {K}" for K in steps), tuple(rows))
 
 
-def table(found: Measured, decimals: tuple[int, int] = (3, 2)) -> str:
-    """Bits/dim and distances by method and number of steps."""
-    bit_steps = [K for K in (10, 25, 50, 100, 200, 1000) if any(K in row for row in found.bits.values())]
-    steps = sorted({K for row in found.images.values() for K in row})
-    header = [*(f"bits/dim, K = {K}" for K in bit_steps), *(f"{found.distance}, K = {K}" for K in steps)]
-    lines = [f"| | {' | '.join(header)} |", "|---|" + "---:|" * len(header)]
+def bits_table(found: Measured) -> str:
+    """Bits/dim by method and number of steps."""
+    return _table(found.bits, (10, 25, 50, 100, 200, 1000), lambda cell: _number(cell["bits_per_dim"], 3))
+
+
+def images_table(found: Measured) -> str:
+    """Distances by method and number of steps."""
+    return _table(found.images, sorted({K for row in found.images.values() for K in row}), lambda c: _distance(c, 2))
+
+
+def _table(
+    rows: Mapping[str, Mapping[int, Any]], lengths: Iterable[int], words: Callable[[Mapping[str, Any]], str]
+) -> str:
+    steps = [K for K in lengths if any(K in row for row in rows.values())]
+    lines = [f"| | {' | '.join(f'K = {K}' for K in steps)} |", "|---|" + "---:|" * len(steps)]
     for name in (*PAPER, *OURS, *PEERS):
-        bits, images = found.bits.get(name, {}), found.images.get(name, {})
-        cells = [_number(bits[K]["bits_per_dim"], decimals[0]) if K in bits else "" for K in bit_steps]
-        cells += [_distance(images[K], decimals[1]) if K in images else "" for K in steps]
-        if any(cells):
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+        row = rows.get(name, {})
+        if any(K in row for K in steps):
+            lines.append(f"| {name} | {' | '.join(words(row[K]) if K in row else '' for K in steps)} |")
     return "\n".join(lines)
 
 
@@ -100,11 +107,11 @@ def claims(found: Measured) -> str:
     """Who is better than whom, with the differences."""
     lines = ["| | holds | difference |", "|---|---|---|"]
     for better, worse in BETTER_BITS:
-        lines += _line(f"{better} needs fewer bits than {worse}", _bit_differences(found, better, worse))
+        lines += _line(f"{better} has lower bits/dim than {worse}", _bit_differences(found, better, worse))
     for name in ("A-DDPM", "NPR-DDPM"):
         gains = {K: gain for K, gain in found.gains.get(name, {}).items() if gain["standard_error"] > 0}
         lines += _line(
-            f"{name} needs fewer bits by optimal times",
+            f"{name} has lower bits/dim at optimal timesteps",
             [Difference(f"K = {K}", g["mean"], g["standard_error"]) for K, g in gains.items()],
         )
     section = found.section()
@@ -131,7 +138,7 @@ def _line(statement: str, differences: Iterable[Difference]) -> list[str]:
     if not shown:
         return []
     verdicts = {difference.holds() for difference in shown}
-    words = {True: "yes", False: "**no**", None: "cannot be told"}
+    words = {True: "yes", False: "**no**", None: "no clear difference"}
     verdict = words[verdicts.pop()] if len(verdicts) == 1 else "it depends on K"
     parts = [f"{d.where.rpartition(', ')[2]}: {_signed(d)}" for d in shown]
     return [f"| {statement} | {verdict} | {'; '.join(parts)} |"]
@@ -181,7 +188,8 @@ def parts(models: Iterable[str]) -> dict[str, str]:
     made = {}
     for model in models:
         found = Measured.of(model)
-        made |= {f"numbers of {model}": table(found), f"claims on {model}": claims(found)}
+        made |= {f"bits of {model}": bits_table(found), f"images of {model}": images_table(found)}
+        made[f"claims on {model}"] = claims(found)
     return made
 
 
@@ -220,7 +228,8 @@ def plot(found: Measured, path: Path) -> None:
             left.plot(list(row), values, color=_colour(name), marker="o", markersize=3, label=name)
     steps = sorted({K for row in found.bits.values() for K in row})
     left.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
-    left.set(title="bits/dim, even times", ylim=(3, 9), yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
+    left.set(title="bits/dim, evenly spaced timesteps", ylim=(3, 9))
+    left.set(yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
     left.legend(frameon=False, fontsize=8)
     shown = {name: row[PLOTTED] for name, row in found.images.items() if PLOTTED in row and name != "DDPM, beta"}
     best_last = sorted(shown, key=lambda name: -float(distance_entry(shown[name]).value or 0))

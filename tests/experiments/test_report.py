@@ -139,7 +139,7 @@ def test_texts_are_escaped_and_the_best_is_bold() -> None:
     two = replace(table().sections[0], rows=tuple(replace(r, group="") for r in table().sections[0].rows)).with_best()
     body = table_body(replace(table(), sections=(two,)))
     assert '<td><b>0.50 <span class="error">± 0.10</span></b> <span class="paper">(3.04)</span></td>' in body
-    for verdict in ("holds", "does not hold", "cannot be told"):
+    for verdict in ("holds", "does not hold", "no clear difference"):
         assert f"<i>{verdict}</i>" in body
 
 

@@ -1,4 +1,4 @@
-"""What our numbers say about the paper's claims: each holds, does not hold, or cannot be told from our errors.
+"""What our numbers say about the paper's claims: each holds, does not hold, or shows no clear difference.
 
 A difference beyond two standard errors counts.
 """

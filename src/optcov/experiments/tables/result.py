@@ -110,12 +110,12 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.holds not in (True, False, None):
-            raise ValueError(f"a claim holds (True), does not (False), or cannot be told (None), not {self.holds!r}")
+            raise ValueError(f"holds = {self.holds!r} is not True, False, or None for no clear difference")
 
     @property
     def verdict(self) -> str:
         """In words."""
-        return {True: "holds", False: "does not hold", None: "cannot be told"}[self.holds]
+        return {True: "holds", False: "does not hold", None: "no clear difference"}[self.holds]
 
 
 @final
