@@ -20,20 +20,17 @@ def percent(found):
     return f"{100 * found['mean']:.0f} ± {100 * found['standard_error']:.0f} %"
 
 
-def row(label, found):
+def rows(label, found):
     told, better, ratios = found["class less no class"], found["NPR less A"], found["calibration by decile"]["npr"]
     by_npr, by_a = found["classes by NPR"]["accuracy"], found["classes by A"]["accuracy"]
-    cells = (
-        label,
+    bits = (
         f"{found['NPR given the class']:.2f}",
         f"{told['difference']:+.3f} ± {told['standard_error']:.3f}",
         f"{better['difference']:+.2f} ± {better['standard_error']:.2f}",
-        percent(by_npr["1"]),
-        percent(by_npr["4"]),
-        percent(by_a["1"]),
         f"{min(ratios):.2f} to {max(ratios):.2f}",
     )
-    return "| " + " | ".join(cells) + " |"
+    accuracy = (percent(by_npr["1"]), percent(by_npr["4"]), percent(by_a["1"]))
+    return ["| " + " | ".join((label, *cells)) + " |" for cells in (bits, accuracy)]
 
 
 @pytest.mark.parametrize("label", MODELS)
@@ -52,4 +49,6 @@ def test_the_classifier_of_the_embedded_model_is_right_for_four_images_of_five()
 
 @pytest.mark.parametrize("label", MODELS)
 def test_the_page_says_what_was_measured(label):
-    assert row(label, measured(MODELS[label])) in PAGE.read_text(encoding="utf-8").splitlines()
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    for row in rows(label, measured(MODELS[label])):
+        assert row in page

@@ -34,7 +34,7 @@ def command(
     ),
     images: int = typer.Option(100, min=2, help="Test images to score."),
     train_images: int = typer.Option(100, min=2, help="Training images that choose the optimal trajectories."),
-    times: int = typer.Option(0, min=0, help="Sweep only this many evenly spaced times; 0: all of them."),
+    times: int = typer.Option(0, min=0, help="Use only this many evenly spaced timesteps; 0: all."),
     steps: str = typer.Option("10,25,50,100,200,1000", help="Numbers of steps K."),
     covariances: str = typer.Option("", help="Covariances, separated by commas; default all that the bundle can do."),
     eta: float = typer.Option(1.0, help="Forward process, above 0 up to 1. 1 is DDPM's."),

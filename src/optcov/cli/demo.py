@@ -60,7 +60,7 @@ def command(
         )
         return
     header = ("method", *(f"{K} steps" for K in STEPS_SCORED))
-    print_table(f"bits/dim on {images} test images, given their class (lower is better)", header, rows)
+    print_table(f"bits/dim on {images} test images with their labels (lower is better)", header, rows)
     announce(LOOK)
     finish(out, "optcov", "sample", MODEL, "--method", DEFAULT_METHOD, "--steps", "10")
 

@@ -43,11 +43,11 @@ FIRST_SCREEN = (
 def command(
     context: typer.Context,
     source: Path = typer.Argument(
-        help="A diffusers pipeline or UNet2DModel on disk, a bundle, or a run of `optcov train`."
+        help="A diffusers pipeline or UNet2DModel on disk, a bundle, or an `optcov train` run."
     ),
     data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
-    heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure the numbers per time."),
+    heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure the statistics per timestep."),
     kind: str = typer.Option(
         "auto", help="auto, timed, deep, conv or residual. Deep ones have hidden layers; residual ones train by AdamW."
     ),
@@ -69,9 +69,9 @@ def command(
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
     score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
-    times: int = typer.Option(100, min=0, help="Measure the numbers per time at so many times. 0: at all."),
+    times: int = typer.Option(100, min=0, help="Measure the statistics at this many timesteps. 0: at all."),
     measure_images: int = typer.Option(
-        96, min=0, help="Images per time. 0: take the numbers from the fit itself, without spectra."
+        96, min=0, help="Images per timestep. 0: take the statistics from the fit itself, without spectra."
     ),
     calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
     evaluations: int = typer.Option(
@@ -84,7 +84,7 @@ def command(
         help="Schedule of a UNet2DModel without a scheduler: vp_sde, linear or cosine. Default: diffusers' linear one.",
     ),
     empty_class: int | None = typer.Option(
-        None, min=0, help='Number of the class that means "no class". Bundles and runs of optcov train know it.'
+        None, min=0, help='Number of the class that means "no class". Bundles and optcov train runs store it.'
     ),
     empty_share: float = typer.Option(0.1, help="Share of images fitted without their label, for guidance."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
@@ -93,7 +93,7 @@ def command(
     ),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
-    """Fit heads on a trained network, and measure the numbers per time."""
+    """Fit heads on a trained network, and measure the statistics per timestep."""
     from optcov.bundle import Bundle, load
     from optcov.bundle.description import describe
     from optcov.bundle.sampler import suggested_method

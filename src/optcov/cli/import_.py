@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def command(
     file: str = typer.Argument(
-        help="A checkpoint of one of the paper's six networks, a directory of diffusers, or a name on the hub."
+        help="A checkpoint of one of the paper's six networks, a diffusers directory, or a name on the hub."
     ),
     name: str | None = typer.Option(
         None,

@@ -45,7 +45,7 @@ def command(
     border: str | None = typer.Option(
         None, help="What lies outside a blurred image: periodic (default) or zero.", show_default=False
     ),
-    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each sample has noise of its own."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each sample gets its own noise."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(16, help="Samples drawn at once; does not change them."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),

@@ -41,7 +41,7 @@ def command(
     n: int | None = typer.Option(
         None, "--n", help="Number of images; by default 64, or a row of 8 for each class.", show_default=False
     ),
-    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each image has noise of its own."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each image gets its own noise."),
     classes: list[str] | None = typer.Option(
         None,
         "--class",
@@ -72,7 +72,7 @@ def command(
     variance_map: bool = typer.Option(False, "--variance-map", help="Show the standard deviation beside each image."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
-    """Draw images by any method of the paper, or by a peer of diffusers.
+    """Draw images by any method of the paper, or with a diffusers scheduler.
 
     In discrete time: DDPM, beta-tilde; DDPM, beta; A-DDPM; NPR-DDPM; SN-DDPM; DDIM; A-DDIM; NPR-DDIM; SN-DDIM;
     OCM-DDPM; OCM-DDIM; Spectral-DDPM; Spectral-DDIM; CNPR-DDPM; CNPR-DDIM; CSN-DDPM; CSN-DDIM; Improved DDPM.
@@ -81,7 +81,7 @@ def command(
 
     In few steps: Bridge 2M. If the bundle has matched noise: Matched 2M.
 
-    Peers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DPM-Solver++, Karras times; UniPC, Karras times; DDPM (diffusers);
+    diffusers: DPM-Solver++; SDE-DPM-Solver++; UniPC; DPM-Solver++, Karras times; UniPC, Karras times; DDPM (diffusers);
     DDIM (diffusers).
     """
     from optcov import bundle as bundles

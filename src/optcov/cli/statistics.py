@@ -17,7 +17,7 @@ def command(
     rows: int = typer.Option(10000, min=2, help="Random images whose features are kept for the kernel distance."),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
-    """Gather the statistics that optcov frechet compares with. If it is stopped, the same command goes on."""
+    """Compute reference statistics for FID and other distances. An interrupted command resumes."""
     from optcov.metrics import MetricError, find_extractor
     from optcov.metrics.gathering import check_place, gather_statistics
     from optcov.metrics.sources import load_images

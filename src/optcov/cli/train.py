@@ -16,7 +16,7 @@ def command(
     context: typer.Context,
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, ..."),
     out: Path = typer.Option(
-        ..., callback=check_out, help="Run directory; a run that was stopped goes on from its last checkpoint."
+        ..., callback=check_out, help="Run directory. An interrupted run resumes from its last checkpoint."
     ),
     steps: int = typer.Option(100_000, help="Training steps."),
     batch_size: int = typer.Option(128, help="Images per step, over all processes."),

@@ -26,10 +26,10 @@ FIRST_SCREEN = ("out", "method", "max_steps", "images", "times", "seed", "json")
 def command(
     bundle: Path = typer.Argument(help="Directory of a bundle; the trajectories are stored in it."),
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, hf:NAME."),
-    method: str = typer.Option("NPR-DDPM", help="The method whose bound is made least."),
+    method: str = typer.Option("NPR-DDPM", help="The method whose bound is made lowest."),
     max_steps: int = typer.Option(100, min=1, help="Find the best trajectory of every length up to this."),
     images: int = typer.Option(100, min=2, help="Training images to choose by."),
-    times: int = typer.Option(0, min=0, help="Choose among this many evenly spaced times; 0: all of them."),
+    times: int = typer.Option(0, min=0, help="Choose among this many evenly spaced timesteps; 0: all."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
@@ -42,7 +42,7 @@ def command(
     diffusers: Path | None = typer.Option(None, help="Also write diffusers' timesteps by length to this JSON file."),
     json: bool = typer.Option(False, "--json", help="Print the trajectories as JSON."),
 ) -> None:
-    """Choose the times of every length by dynamic programming over the costs of training images."""
+    """Find the timesteps with the lowest bound on training images, for every number of steps, and save them."""
     from optcov import bundle as bundles
     from optcov import storage
     from optcov.bundle.scoring import Conventions, optimal_trajectories
