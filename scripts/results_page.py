@@ -165,7 +165,7 @@ def readme_table(found: Measured, what: str) -> str:
     shown = {
         "bits": ("DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM"),
         "images": (
-            *("DDPM, beta-tilde", "A-DDPM", "SN-DDPM", "NPR-DDPM", "DDIM", "A-DDIM", "NPR-DDIM"),
+            *("DDPM, beta-tilde", "A-DDPM", "SN-DDPM", "NPR-DDPM", "DDIM", "NPR-DDIM"),
             *("UniPC", "UniPC, Karras times", "Bridge 2M"),
         ),
     }[what]

@@ -144,7 +144,7 @@ def test_the_bits_over_seeds_are_those_of_the_cells() -> None:
     text = " ".join(_section("### Over seeds"))
     for name, values in (("A-DDPM ", bits["analytic"]), ("NPR-DDPM ", bits["npr"])):
         assert f"{name}{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}" in text
-    assert f"{statistics.fmean(gaps):.4f} ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.4f} less" in text
+    assert f"{statistics.fmean(gaps):.4f} ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.4f} lower" in text
 
 
 def test_quick_tables_take_minutes_and_say_of_distances_what_the_page_says(
