@@ -110,7 +110,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.holds not in (True, False, None):
-            raise ValueError(f"holds = {self.holds!r} is not True, False, or None for no clear difference")
+            raise ValueError(f"a claim holds (True), does not (False), or is unclear (None), not {self.holds!r}")
 
     @property
     def verdict(self) -> str:
