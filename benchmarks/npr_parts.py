@@ -1,27 +1,29 @@
-"""What NPR's variance does to samples, in two parts: its pattern over pixels, and its level.
+"""What a variance does to samples, in two parts: its pattern over pixels, and its level.
 
     python benchmarks/npr_parts.py --data data/fashion-mnist [--bundle fashion] [--samples 512] [--steps 10]
 
-Against the analytic variance, which has one level per time and no pattern, stand NPR's own; its pattern at the analytic
-level; and its level, image by image, without the pattern. On images of the data set both levels agree; on images that
-are being drawn NPR's may be another. All start from the same noise, so that differences of distances have errors below
-those of the distances. The level shown is that of the last step that is not capped, relative to the analytic one.
+Against the analytic variance, which has one level per time and no pattern, stand those of NPR and SN; the pattern of
+one at the level of another; and a level, image by image, without a pattern. On images of the data set the levels agree;
+on images that are being drawn they may differ. All start from the same noise, so that differences of distances have
+errors below those of the distances. The level shown is that of the last step that is not capped, relative to the first
+row's. --record FILE keeps the rows as lines of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from optcov import bundle
 from optcov.bundle import Bundle
-from optcov.covariances import Analytic, Covariance, Residual
+from optcov.bundle.conditions import labels_in_rows
+from optcov.covariances import Covariance, find_covariance
 from optcov.data import ImageSet, load, to_8bit
 from optcov.gaussian import Diagonal
 from optcov.metrics import Distance, FeatureStatistics, find_extractor, jackknife_error, measure_frechet
@@ -32,27 +34,41 @@ from optcov.sampling import generate
 METHOD = "NPR-DDPM"
 
 
+def variance(model: Bundle, name: str, prediction: Prediction) -> Tensor:
+    """v of one kind, (B, *D)."""
+    if name == "analytic":
+        number = model.per_time("mean_square_noise")(prediction.t)
+        return (prediction.factor("noise") * (1 - number)).to(prediction.x_t).expand_as(prediction.x_t)
+    return find_covariance(name)().second_moment(prediction).diagonal(prediction.x_t).expand_as(prediction.x_t)
+
+
 @final
 class Parts(Covariance):
-    """NPR's variance with its level or its pattern taken from the analytic one."""
+    """The pattern of one variance, if any, at the level of another, image by image."""
 
-    def __init__(self, model: Bundle, *, own_level: bool, own_pattern: bool):
-        self._mean_square_noise = model.per_time("mean_square_noise")
-        self._own_level, self._own_pattern = own_level, own_pattern
+    def __init__(self, model: Bundle, level: str, pattern: str | None):
+        self._model, self._level, self._pattern = model, level, pattern
 
     def second_moment(self, prediction: Prediction) -> Diagonal:
-        v = prediction.head_in_clean_units("npr")
-        own = v.mean(dim=(1, 2, 3), keepdim=True)
-        analytic = prediction.factor("noise") * (1 - self._mean_square_noise(prediction.t))
-        level = own if self._own_level else analytic.to(v)
-        return Diagonal(v / own * level if self._own_pattern else level.expand_as(v))
+        level = _mean(variance(self._model, self._level, prediction))
+        if self._pattern is None:
+            return Diagonal(level.expand_as(prediction.x_t))
+        v = variance(self._model, self._pattern, prediction)
+        return Diagonal(v / _mean(v) * level)
 
 
-COVARIANCES: dict[str, Callable[[Bundle], Covariance]] = {
-    "analytic": lambda model: Analytic(model.per_time("mean_square_noise")),
-    "NPR": lambda model: Residual(),
-    "NPR's pattern": lambda model: Parts(model, own_level=False, own_pattern=True),
-    "NPR's level": lambda model: Parts(model, own_level=True, own_pattern=False),
+def _mean(v: Tensor) -> Tensor:
+    return v.mean(dim=(1, 2, 3), keepdim=True)
+
+
+COVARIANCES: dict[str, tuple[str, str | None]] = {  # level, pattern
+    "analytic": ("analytic", None),
+    "NPR": ("npr", "npr"),
+    "NPR's pattern": ("analytic", "npr"),
+    "NPR's level": ("npr", None),
+    "SN": ("sn", "sn"),
+    "SN's level, NPR's pattern": ("sn", "npr"),
+    "NPR's level, SN's pattern": ("npr", "sn"),
 }
 
 
@@ -67,7 +83,9 @@ def draw(model: Bundle, covariance: Covariance, options: argparse.Namespace) -> 
             found.append(float(step.gaussian.variance.mean()))
 
     cap = model.noise_cap(METHOD)
-    drawn = generate(process, trajectory, model.image_shape, options.samples, noise_cap=cap, callback=watch)
+    told = labels_in_rows(model.class_numbers, options.samples)
+    shared: dict[str, Any] = {"noise_cap": cap, "callback": watch, "condition": told, "seed": options.seed}
+    drawn = generate(process, trajectory, model.image_shape, options.samples, **shared)
     return torch.cat([batch.images for batch in drawn]), sum(found) / len(found)
 
 
@@ -84,21 +102,36 @@ def main() -> None:
     parser.add_argument("--bundle", default="fashion", help="a bundle with the head npr and numbers per time")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schedules", nargs="+", default=["linear"])
+    parser.add_argument("--rows", nargs="+", default=list(COVARIANCES), help="which; differences are from the first")
+    parser.add_argument("--record", type=Path, help="a file for lines of JSON")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*outside those the network was trained on")  # cosine, first step
     extractor = find_extractor("fashion")
     reference = FeatureStatistics.of(extractor.features(load(options.data)))
-    print("schedule  covariance       distance - analytic    level")
-    for schedule in ("linear", "cosine"):
+    lines = []
+    print(f"schedule  covariance                 distance   less {options.rows[0]}        level")
+    for schedule in options.schedules:
         model = bundle.load(options.bundle).with_schedule(schedule)
         plain: tuple[Distance, float] | None = None
-        for name, covariance in COVARIANCES.items():
-            images, level = draw(model, covariance(model), options)
+        for name in options.rows:
+            images, level = draw(model, Parts(model, *COVARIANCES[name]), options)
             features = extractor.features(ImageSet(to_8bit(images), None, name))
-            distance = measure_frechet(features, reference, mix=False)
+            rows = torch.argsort(torch.arange(len(features)) % max(1, len(model.class_numbers)), stable=True)
+            distance = measure_frechet(features[rows], reference, mix=False)
             plain = plain or (distance, level)
             difference, error = distance.value - plain[0].value, paired_error(distance, plain[0])
-            print(f"{schedule:8}  {name:13}  {difference:+10.3f} +- {error:.3f}  {level / plain[1]:11.3f}", flush=True)
+            found = {"difference": difference, "standard_error": error, "level": level / plain[1]}
+            settings = {key: getattr(options, key) for key in ("bundle", "samples", "steps", "seed")}
+            lines.append({"schedule": schedule, "row": name, **settings, "limit": distance.limit, **found})
+            print(
+                f"{schedule:8}  {name:26}  {distance.limit:7.4f}  {difference:+8.4f} +- {error:.4f}  "
+                f"{level / plain[1]:7.3f}",
+                flush=True,
+            )
+    if options.record:
+        options.record.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 if __name__ == "__main__":
