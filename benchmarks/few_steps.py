@@ -31,6 +31,7 @@ from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
 from optcov.prediction import take
 from optcov.solvers import BridgeNoise, DataMoments, MultistepNoise, few_step_times, match_noise, multistep_sample, peer
+from optcov.solvers.multistep import FIRST_SIGMA
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -52,10 +53,16 @@ def default_times(bundle: Bundle, K: int) -> Trajectory:
     return few_step_times(bundle.schedule, K)
 
 
+def times_from(last_sigma: float) -> Any:
+    """Those of Bridge 2M from another noise-to-signal ratio."""
+    return lambda bundle, K: Trajectory.karras(bundle.schedule, K, first_sigma=FIRST_SIGMA, last_sigma=last_sigma)
+
+
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
     "Bridge 2M, eta near 0": {"eta": 1e-4, "matched": False},
     "Bridge 2M, times to 1 / K": {"eta": 0.3, "matched": False, "times": matched_times},
+    **{f"Bridge 2M from {s}": {"eta": 0.3, "matched": False, "times": times_from(s)} for s in (80, 40, 20)},
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
 }
@@ -168,14 +175,13 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = optcov.load(options.bundle, schedule=options.schedule)
-    extractor = find_extractor(options.features)
-    reference = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
-    if not options.table:
+    if not options.table:  # several processes may draw, each its own rows
         moments = DataMoments.of(data.load(options.data, "train").x_0()[:TRAINING_IMAGES])
         for K in options.steps:
             for name in options.row or (*PEERS, *KARRAS, *ROWS):
                 fill(bundle, moments, name, K, options)
-    classes = max(1, len(bundle.class_numbers))
+    extractor, classes = find_extractor(options.features), max(1, len(bundle.class_numbers))
+    reference = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
     cells = [list(measured(options.out, reference, K, classes)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
         print(f"\nK = {K}\n\n{table(found)}")

@@ -83,13 +83,18 @@ class Trajectory:
         return Trajectory(schedule.grid(times))
 
     @staticmethod
-    def karras(schedule: Schedule, K: int, rho: float = 7.0, first_sigma: float | None = None) -> Trajectory:
+    def karras(
+        schedule: Schedule,
+        K: int,
+        rho: float = 7.0,
+        first_sigma: float | None = None,
+        last_sigma: float | None = None,
+    ) -> Trajectory:
         """K times whose noise-to-signal ratio sigma is even in sigma^(1 / rho) between the first and the last time.
 
-        Those of EDM (Karras et al. 2022, Eq. 5); rho = 7 is theirs. first_sigma: sigma of the first time, that of the
-        schedule's first one unless told. Discrete times are rounded, and moved up by one
-        where they repeat. Where no signal is left sigma is infinite: the last time is kept, and the one before it
-        takes its place.
+        Those of EDM (Karras et al. 2022, Eq. 5); rho = 7 is theirs. first_sigma, last_sigma: sigma of the first and of
+        the last time; by default those of the schedule. Discrete times are rounded, and moved up by one where they
+        repeat. Where no signal is left sigma is infinite: the last time is kept, and the one before it takes its place.
         """
         check_schedule(schedule)
         most = schedule.grid_size if schedule.discrete else MOST_TIMES
@@ -102,9 +107,13 @@ class Trajectory:
             raise ValueError(f"rho = {rho} is not a number of at least 0.1; EDM's is 7")
         first, last = schedule.first_time, schedule.final_time
         end = schedule.last_time_with_signal
+        if last_sigma is not None:
+            end = last = _time_of_sigma(schedule, "last_sigma", last_sigma, first, end)
         if first_sigma is not None:
-            first = _time_of_sigma(schedule, check_number("first_sigma", first_sigma), first, end)
-        low, high = (math.exp(-float(schedule.log_snr(t)) / 2) ** (1 / rho) for t in (first, end))
+            first = _time_of_sigma(schedule, "first_sigma", first_sigma, first, end)
+        if not first < end:
+            raise ValueError(f"first_sigma = {first_sigma} is not below the last one, {sigma_of(schedule, end):.3g}")
+        low, high = (sigma_of(schedule, t) ** (1 / rho) for t in (first, end))
         sigmas = np.linspace(low, high, int(K)) ** rho
         times = schedule.time_at(torch.as_tensor(-2 * np.log(sigmas))).tolist()
         times[0], times[-1] = first, last
@@ -209,11 +218,16 @@ def _distinct(times: list[int], N: int) -> list[int]:
     return times
 
 
-def _time_of_sigma(schedule: Schedule, sigma: float, first: float, end: float) -> float:
+def sigma_of(schedule: Schedule, t: float) -> float:
+    """The noise-to-signal ratio of a time."""
+    return math.exp(-float(schedule.log_snr(t)) / 2)
+
+
+def _time_of_sigma(schedule: Schedule, name: str, sigma: float, first: float, end: float) -> float:
     """The time of a noise-to-signal ratio between those of two times; the nearest one of a discrete schedule."""
-    low, high = (math.exp(-float(schedule.log_snr(t)) / 2) for t in (first, end))
-    if not low <= sigma < high:
-        raise ValueError(f"first_sigma = {sigma} is outside {low:.3g}..{high:.3g}, what the schedule has")
+    sigma, low, high = check_number(name, sigma), sigma_of(schedule, first), sigma_of(schedule, end)
+    if not low <= sigma <= high:
+        raise ValueError(f"{name} = {sigma} is outside {low:.3g}..{high:.3g}, what the schedule has")
     time = float(schedule.time_at(torch.tensor([-2 * math.log(sigma)], dtype=torch.float64)))
     return max(round(time), int(first)) if schedule.discrete else time
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import runpy
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from optcov.solvers import DataMoments, MatchedNoise, match_noise, multistep_sam
 from optcov.solvers.matching import ring_means
 from optcov.solvers.multistep import mean_of_step
 
+ROOT = Path(__file__).parents[2]
 SHAPE = (1, 8, 8)
 SCHEDULE = Schedule.linear()
 TRAJECTORY = Trajectory((60, 160, 330, 620, 1000))
@@ -228,3 +231,26 @@ def test_bad_input_is_refused_by_name():
         MatchedNoise(SCHEDULE, TRAJECTORY, 1.0, good.power, good.shift, good.gain + 1)
     with pytest.raises(ValueError, match="images of shape"):
         multistep_sample(network, good, torch.zeros(2, 1, 4, 4))
+
+
+@pytest.mark.parametrize("schedule", [Schedule.linear(), Schedule.cosine()], ids=["linear", "cosine"])
+def test_the_noise_beside_an_extrapolated_mean_keeps_the_variance_right(schedule):
+    """Gaussian data and the forward process with eta = 1: the formula of benchmarks/extrapolated_noise.py is exact."""
+    lacking = runpy.run_path(str(ROOT / "benchmarks" / "extrapolated_noise.py"))["lacking"]
+    data, forward = 0.7**2, ForwardProcess(schedule, 1.0)
+
+    def power(t: float) -> float:
+        return float(schedule.alpha_bar(t) * data + schedule.beta_bar(t))
+
+    def gain(t: float) -> float:  # x0_hat = gain x_t
+        return float(schedule.alpha_bar(t).sqrt()) * data / power(t)
+
+    for u, t, s in ((900, 700, 400), (500, 300, 50), (300, 250, 10)):
+        before, step = forward.bridge(u, t), forward.bridge(t, s)
+        signal = float(schedule.alpha_bar(u).sqrt()) * data  # covariance of x_u and x_0
+        both = float(before.clean_weight) * signal + float(before.noisy_weight) * power(u)  # of x_t and x_u
+        found = lacking(schedule, u, t, s, lambda t: data * float(schedule.beta_bar(t)) / power(t))
+        w, gamma, kappa = found["w"], float(step.clean_weight), float(step.noisy_weight)
+        now, then = gamma * (1 + w) * gain(t) + kappa, -gamma * w * gain(u)  # the mean: now x_t + then x_u
+        mean = now**2 * power(t) + then**2 * power(u) + 2 * now * then * both
+        assert mean + float(step.variance) + found["variance"] == pytest.approx(power(s), rel=1e-9)

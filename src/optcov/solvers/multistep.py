@@ -2,19 +2,19 @@
 
 With x_t = a x_0 + b eps, lam = log(a / b), the step from t to s after one from u to t (u > t > s):
 
-    D    = x0_hat_t + w (x0_hat_t - x0_hat_u),   w = (lam_s - lam_t) / (2 (lam_t - lam_u))
+    D    = x0_hat_t + w (x0_hat_t - x0_hat_u),   w = min(0.8, (lam_s - lam_t) / (2 (lam_t - lam_u)))
     x_s ~ N(gamma D + kappa x_t,  lambda^2 I)
 
 gamma, kappa and lambda^2 are those of the bridge from t to s (optcov.forward) for an eta in [0, 1]. The first step and
 the one to time 0 take D = x0_hat_t. The levels enter by the bridge and lam alone, so that variance-preserving
-schedules, EDM and flow matching are one formula. It is a known solver twice: eta = 0 is DPM-Solver++ 2M, eta = 1 is
-SDE-DPM-Solver++ 2M. Bridge 2M is eta = 0.3. Matched 2M (optcov.solvers.matching) has the same mean, and other noise.
-Given x_t, x_u and what the network says of both, x_s is Gaussian, so each step has an exact density.
+schedules, EDM and flow matching are one formula. While w is below its bound, it is a known solver twice: eta = 0 is
+DPM-Solver++ 2M, eta = 1 is SDE-DPM-Solver++ 2M. Bridge 2M is eta = 0.3. Matched 2M (optcov.solvers.matching) has the
+same mean, and other noise. Given x_t, x_u and what the network says of both, x_s is Gaussian, so each step has an exact
+density.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -26,19 +26,27 @@ from optcov.forward import ForwardProcess
 from optcov.gaussian import Gaussian, Isotropic, weighted_sum
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.reverse import Step
-from optcov.schedule import Schedule, check_whole
+from optcov.schedule import Schedule, check_number, check_whole
 from optcov.solvers.result import SolverResult, noise_source
-from optcov.trajectory import Trajectory
+from optcov.trajectory import Trajectory, sigma_of
 from optcov.watch import FiniteWatch, not_finite
 
-ETA = 0.3  # docs/few-steps.md compares it and the next with others
-FIRST_SIGMA = 0.05  # noise-to-signal ratio where the last step starts
+# docs/few-steps.md compares these with others
+ETA = 0.3
+FIRST_SIGMA, LAST_SIGMA = 0.05, 160.0  # noise-to-signal ratios where the last step starts, and the first one at most
+MOST_EXTRAPOLATED = 0.8  # w of a step that is long beside the one before; Karras times stay below
 
 
 def few_step_times(schedule: Schedule, steps: int) -> Trajectory:
-    """Karras times whose last step starts at a noise-to-signal ratio of 0.05, or at the schedule's least one."""
-    least = math.exp(-float(schedule.log_snr(schedule.first_time)) / 2)
-    return Trajectory.karras(schedule, check_whole("steps", steps, 2), first_sigma=max(FIRST_SIGMA, least))
+    """Karras times between noise-to-signal ratios of 0.05 and 160, as far as the schedule has them.
+
+    Cosine schedules and flow matching go far beyond 160, where Karras times would spend most of their steps.
+    """
+    if check_whole("steps", steps, 1) == 1:
+        return Trajectory((schedule.final_time,))
+    least, most = (sigma_of(schedule, t) for t in (schedule.first_time, schedule.last_time_with_signal))
+    last = LAST_SIGMA if most > LAST_SIGMA else None
+    return Trajectory.karras(schedule, steps, first_sigma=max(FIRST_SIGMA, least), last_sigma=last)
 
 
 class MultistepNoise(Protocol):
@@ -70,7 +78,7 @@ class BridgeNoise:
     eta: float = ETA
 
     def __post_init__(self) -> None:
-        if not 0 < self.eta <= 1:
+        if not 0 < check_number("eta", self.eta) <= 1:
             raise ValueError(f"eta = {self.eta} draws no noise or too much; pass a number above 0 and at most 1")
         for t in self.trajectory.times:
             self.schedule.check_times(t)
@@ -101,7 +109,7 @@ def mean_of_step(forward: ForwardProcess, current: Prediction, s: float, previou
 def extrapolation(schedule: Schedule, u: float, t: float, s: float) -> Tensor:
     """w of the module's formula, (), float64; 0 where no signal was left at u."""
     before, now, after = (schedule.log_snr(time) for time in (u, t, s))
-    return (after - now) / (2 * (now - before))
+    return ((after - now) / (2 * (now - before))).clamp(max=MOST_EXTRAPOLATED)
 
 
 @torch.no_grad()
