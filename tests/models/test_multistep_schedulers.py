@@ -8,7 +8,14 @@ from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, 
 
 from optcov import Schedule
 from optcov.bundle import Bundle, Sampler
-from optcov.integrations.diffusers import BridgeScheduler, FlowMatchBridgeScheduler, MatchedScheduler, attach
+from optcov.integrations.diffusers import (
+    BridgeScheduler,
+    FlowMatchBridgeScheduler,
+    FlowMatchOptimalCovarianceScheduler,
+    MatchedScheduler,
+    OptimalCovarianceScheduler,
+    attach,
+)
 from optcov.noise import batch_noise
 from small_bundles import SHAPE, small_bundle, small_unet
 
@@ -107,16 +114,41 @@ def test_a_run_may_begin_at_a_later_time(scheduler):
     assert all(made.prev_sample.isfinite().all() for *_, made in seen)
 
 
-@pytest.mark.parametrize("eta", [0.0, 2.0])
-def test_a_share_of_noise_that_is_none_is_refused(eta):
+@pytest.mark.parametrize(("eta", "said"), [(0.0, "above 0 and at most 1"), (2.0, "at most 1"), ("a", "not a number")])
+def test_a_share_of_noise_that_is_none_is_refused(eta, said):
     for kind in (BridgeScheduler, FlowMatchBridgeScheduler):
-        with pytest.raises(ValueError, match="above 0 and at most 1"):
-            kind(eta=eta)
+        with pytest.raises(ValueError, match=said):
+            kind(bridge_eta=eta)
+
+
+def test_the_eta_of_another_scheduler_is_not_its_own():
+    for eta in (0.0, 1.0):
+        config = OptimalCovarianceScheduler(eta=eta).config
+        assert BridgeScheduler.from_config(config).config.bridge_eta == 0.3
+        config = FlowMatchOptimalCovarianceScheduler(eta=eta).config
+        assert FlowMatchBridgeScheduler.from_config(config).config.bridge_eta == 0.3
 
 
 def test_the_scheduler_of_another_process_is_refused():
     with pytest.raises(ValueError, match="one of flow matching"):
         BridgeScheduler.from_config(FlowMatchEulerDiscreteScheduler().config)
+    for kind in (FlowMatchBridgeScheduler, FlowMatchOptimalCovarianceScheduler):
+        with pytest.raises(ValueError, match="has betas, so its network is none of flow matching"):
+            kind.from_config(DDIMScheduler().config)
+        with pytest.raises(ValueError, match="stochastic_sampling=True has no counterpart"):
+            kind(stochastic_sampling=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_train_timesteps": -1}, "num_train_timesteps = -1 is not a positive whole number"),
+        ({"clip_sample": True, "clip_sample_range": -1.0}, "clip_sample_range = -1.0 is not positive"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        BridgeScheduler(**settings)
 
 
 def test_the_config_of_any_scheduler_with_betas_is_enough(tmp_path):
@@ -138,6 +170,7 @@ def test_the_config_of_any_scheduler_with_betas_is_enough(tmp_path):
         (torch.zeros(2, 1, 4, 4), torch.zeros(2, *SHAPE), "may differ in their channels only"),
         (torch.zeros(2, *SHAPE), torch.zeros(2, *SHAPE, dtype=torch.int64), "pass floating point"),
         (torch.zeros(2, 1, 8, 8), torch.zeros(2, 3, 8, 8), "1 channels for 3"),
+        (None, torch.zeros(2, *SHAPE), "model_output is a NoneType; pass a tensor"),
     ],
 )
 def test_what_is_no_answer_to_the_sample_is_refused(output, sample, said):
@@ -145,6 +178,29 @@ def test_what_is_no_answer_to_the_sample_is_refused(output, sample, said):
     scheduler.set_timesteps(3)
     with pytest.raises(ValueError, match=said):
         scheduler.step(output, scheduler.timesteps[0], sample)
+
+
+@pytest.mark.parametrize("scheduler", [BridgeScheduler(), OptimalCovarianceScheduler(eta=1.0)])
+def test_a_draw_of_another_shape_is_refused_and_one_of_nan_is_impossible(scheduler):
+    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    scheduler.set_timesteps(3)
+    with pytest.raises(ValueError, match="pass the draw that was made from it"):
+        scheduler.step(x, scheduler.timesteps[0], x, prev_sample=x[0])
+    nowhere = x.clone()
+    nowhere[1, 0, 0, 0] = float("nan")
+    found = scheduler.step(x, scheduler.timesteps[0], x, prev_sample=nowhere).log_prob
+    assert found[0].isfinite()
+    assert found[1] == -torch.inf
+
+
+def test_another_batch_in_the_middle_of_a_run_is_refused():
+    scheduler, x = BridgeScheduler(), torch.zeros(2, *SHAPE)
+    scheduler.set_timesteps(3)
+    scheduler.step(x, scheduler.timesteps[0], x)
+    with pytest.raises(ValueError, match="call set_timesteps before another batch"):
+        scheduler.step(x[:1], scheduler.timesteps[1], x[:1])
+    with pytest.raises(ValueError, match="begin_index = 99 is not"):
+        scheduler.set_begin_index(99)
 
 
 def test_steps_that_end_in_nan_are_refused():

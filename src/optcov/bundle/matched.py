@@ -44,7 +44,7 @@ def measure(bundle: Bundle, images: Any, trajectory: Trajectory, options: Mappin
     if unknown:
         raise BundleError(f"with_matched_noise has no option {unknown[0]!r}; it has trajectory, {', '.join(_OPTIONS)}")
     options = {"eta": ETA, "samples": SAMPLES, "device": bundle.device, **options}
-    check_whole("samples", options["samples"], 2, BundleError)
+    options["samples"] = check_whole("samples", options["samples"], 2, BundleError)
     if "condition" not in options:
         options["condition"] = labels_in_rows(bundle.class_numbers, options["samples"])
     network = bundle.guided(bundle.network.with_only_heads(), options.pop("guidance", 1.0))

@@ -70,9 +70,9 @@ __all__ = [
 
 def find_covariance(name: str) -> type[Covariance]:
     """The class of a covariance by its name; the error lists the names."""
-    if name not in Covariance.registry:
+    if not isinstance(name, str) or name not in Covariance.registry:
         known = ", ".join(sorted(Covariance.registry))
-        raise ValueError(f"unknown covariance {name!r}; choose one of {known}, or pass a covariance object")
+        raise ValueError(f"unknown covariance {name!r:.80}; choose one of {known}, or pass a covariance object")
     return Covariance.registry[name]
 
 

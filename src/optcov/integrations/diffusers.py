@@ -21,7 +21,7 @@ from optcov.integrations.multistep import BridgeScheduler, FlowMatchBridgeSchedu
 from optcov.integrations.scheduler import OptimalCovarianceScheduler
 from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput
 from optcov.integrations.unet import UNETS, UNetWithHead
-from optcov.methods import DEFAULT_METHOD, Method, find_method
+from optcov.methods import HEAD_METHOD, Method, find_method
 from optcov.networks.classes import LABELS
 from optcov.schedule import Schedule
 from optcov.solvers.peers import clip_options
@@ -45,7 +45,7 @@ FEW_STEPS = ("bridge", "matched")  # solvers with a scheduler of their own
 def attach(
     pipeline: Any,
     bundle: Bundle,
-    method: str = DEFAULT_METHOD,
+    method: str = HEAD_METHOD,
     trajectory: str = "even",
     clip_mean: bool = True,
     label: int | None = None,
@@ -68,7 +68,12 @@ def attach(
     if row.covariance is not None and find_covariance(row.covariance).spectrum is not None:
         raise ValueError(
             f"{row.name} correlates pixels by a spectrum, which a scheduler's config cannot hold; sample by "
-            f"bundle.sample(n, method={row.name!r}), or attach a method such as {DEFAULT_METHOD}"
+            f"bundle.sample(n, method={row.name!r}), or attach a method such as {HEAD_METHOD}"
+        )
+    if row.solver in FEW_STEPS and (trajectory, clip_mean) != ("even", True):
+        raise ValueError(
+            f"{row.name} has times of its own and clips the last step alone; leave trajectory and clip_mean out, or "
+            f"attach a method such as {HEAD_METHOD}"
         )
     family = FAMILIES.get(type(pipeline).__name__)
     if family is not None and family.decoder is not None:

@@ -6,6 +6,7 @@ step is ours: with beta_tilde and eta = 0 it is Euler's, with eta > 0 or a covar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -41,15 +42,40 @@ SETTINGS = MappingProxyType(
 
 def _prepare(scheduler: FlowMatchOptimalCovarianceScheduler) -> None:
     config = scheduler.config
-    if config.invert_sigmas or config.stochastic_sampling:
-        wrong = "invert_sigmas" if config.invert_sigmas else "stochastic_sampling"
-        raise ValueError(f"{wrong}=True has no counterpart here; load the scheduler with {wrong}=False")
+    refuse_churn(config)
     known = {name: torch.tensor(values, dtype=torch.float64) for name, values in (config.numbers or {}).items()}
     per_time = {}
     if known:
         numbers = NumbersPerTime.from_tensors(known)
         per_time = {name: numbers.function(name, *[scheduler.schedule] * 2) for name in IN_VELOCITY if name in known}
     scheduler._stepper = Stepper(scheduler.schedule, config, None, per_time)
+
+
+def refuse_churn(config: Any) -> None:
+    """Refuse settings of diffusers' scheduler that have no counterpart here."""
+    for wrong in ("invert_sigmas", "stochastic_sampling"):
+        if config[wrong]:
+            raise ValueError(f"{wrong}=True has no counterpart here; load the scheduler with {wrong}=False")
+
+
+def refuse_tokens(others: Mapping[str, Any]) -> None:
+    """Refuse a time for each token."""
+    if others.get("per_token_timesteps") is not None:
+        raise ValueError("per_token_timesteps has no counterpart here: all tokens of an image are at one time")
+
+
+class FlowTimes:
+    """What both schedulers of flow matching share."""
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Build one from the config of a scheduler of flow matching; those of schedulers with betas are refused."""
+        if isinstance(config, Mapping) and "beta_schedule" in config and not config.get("use_flow_sigmas"):
+            raise ValueError(
+                f"{str(config.get('_class_name') or 'this configuration')[:80]} has betas, so its network is none of "
+                f"flow matching; take BridgeScheduler or OptimalCovarianceScheduler"
+            )
+        return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
 
 
 def place_of_step(scheduler: FlowMatchEulerDiscreteScheduler, timestep: float | Tensor, *, moves: bool) -> int:
@@ -65,7 +91,7 @@ def place_of_step(scheduler: FlowMatchEulerDiscreteScheduler, timestep: float | 
     return int(found[0])
 
 
-class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+class FlowMatchOptimalCovarianceScheduler(FlowTimes, FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
     """Sample a model of flow matching with the optimal covariance in a pipeline of diffusers.
 
     Its settings are those of FlowMatchEulerDiscreteScheduler, and those of `OptimalCovarianceScheduler` that choose the
@@ -110,9 +136,7 @@ class FlowMatchOptimalCovarianceScheduler(FlowMatchEulerDiscreteScheduler):  # t
         variance_noise: instead of drawing by the generator. prev_sample: instead of drawing at all, to ask for the
         log_prob of a draw made before. others: the churn of diffusers' scheduler, which has no counterpart here.
         """
-        used = [name for name, value in others.items() if name == "per_token_timesteps" and value is not None]
-        if used:
-            raise ValueError("per_token_timesteps has no counterpart here: all tokens of an image are at one time")
+        refuse_tokens(others)
         place = place_of_step(self, timestep, moves=prev_sample is None)
         sigmas = self.sigmas.double().cpu()
         t, s = (min(float(sigmas[place + after]), 1.0) for after in (0, 1))

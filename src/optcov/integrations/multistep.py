@@ -19,8 +19,8 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from optcov.integrations.extending import extended
-from optcov.integrations.flow_scheduler import place_of_step
-from optcov.integrations.stepping import DiscreteTimes, RunNoise, check_output, log_density, require_finite
+from optcov.integrations.flow_scheduler import FlowTimes, place_of_step, refuse_churn, refuse_tokens
+from optcov.integrations.stepping import DiscreteTimes, RunNoise, check_draw, check_output, log_density, require_finite
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule
 from optcov.solvers import BridgeNoise, MatchedNoise, MultistepNoise, few_step_times
@@ -62,6 +62,7 @@ class MultistepRun:
     ) -> MultistepOutput:
         """Go from t to the time after it."""
         check_output(model_output, sample)
+        check_draw(prev_sample, sample)
         if model_output.shape[1] < sample.shape[1]:
             raise ValueError(
                 f"the output has {model_output.shape[1]} channels for {sample.shape[1]}; pass the network's own"
@@ -70,6 +71,11 @@ class MultistepRun:
         dtype = torch.promote_types(sample.dtype, torch.float32)
         x_t, output = sample.to(dtype), model_output[:, : sample.shape[1]].to(dtype)
         current = Prediction(x_t, t, output, self.kind, *self.noise.schedule.levels(t))
+        if u is not None and self._said[u].x_t.shape != x_t.shape:
+            raise ValueError(
+                f"the sample has shape {tuple(x_t.shape)}, and at the step before {tuple(self._said[u].x_t.shape)}; "
+                f"call set_timesteps before another batch"
+            )
         self._said = {time: said for time, said in self._said.items() if time == u} | {t: current}
         gaussian = self.noise.step(current, s, None if u is None else self._said[u])
         x_s, log_prob = gaussian.mean, None
@@ -105,6 +111,10 @@ class _Multistep(DiscreteTimes):
 
     def set_begin_index(self, begin_index: int = 0) -> None:
         """Begin the run at a later time, as pipelines do that start from an image."""
+        if not 0 <= begin_index < len(self.timesteps):
+            raise ValueError(
+                f"begin_index = {begin_index} is not among the {len(self.timesteps)} timesteps of this run"
+            )
         if self._run is not None:
             self._run.first = begin_index
 
@@ -144,7 +154,8 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
     """Sample by Bridge 2M in a pipeline of diffusers: five to 25 steps, nothing to fit.
 
     The first arguments are diffusers' own, so that `BridgeScheduler.from_config(pipeline.scheduler.config)` works.
-    clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. eta: the share of noise.
+    clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. bridge_eta: the
+    share of noise; it is not the eta of other schedulers, so that their configs do not set it.
 
     >>> from diffusers import DDPMScheduler
     >>> scheduler = BridgeScheduler.from_config(DDPMScheduler().config)
@@ -168,10 +179,10 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
         clip_sample_range: float = 1.0,
         thresholding: bool = False,
         rescale_betas_zero_snr: bool = False,
-        eta: float = ETA,
+        bridge_eta: float = ETA,
     ):
         self._read_betas()
-        BridgeNoise(self.schedule, Trajectory((num_train_timesteps,)), eta)  # refuses a wrong eta
+        BridgeNoise(self.schedule, Trajectory((num_train_timesteps,)), bridge_eta)  # refuses a wrong one
         self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
         self.num_inference_steps = None
         self._run = None
@@ -180,7 +191,7 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
         """Take Karras times, and forget the last run."""
         times, most = few_step_times(self.schedule, num_inference_steps), self.config.clip_sample_range
         data_range = (-most, most) if self.config.clip_sample else None
-        self._begin(BridgeNoise(self.schedule, times, self.config.eta), data_range, device)
+        self._begin(BridgeNoise(self.schedule, times, self.config.bridge_eta), data_range, device)
 
 
 class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
@@ -231,21 +242,22 @@ class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore
 
 
 def _prepare(scheduler: FlowMatchBridgeScheduler) -> None:
-    BridgeNoise(scheduler.schedule, Trajectory((1.0,)), scheduler.config.eta)  # refuses a wrong eta
+    refuse_churn(scheduler.config)
+    BridgeNoise(scheduler.schedule, Trajectory((1.0,)), scheduler.config.bridge_eta)  # refuses a wrong one
 
 
-class FlowMatchBridgeScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+class FlowMatchBridgeScheduler(FlowTimes, FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
     """Sample a model of flow matching by Bridge 2M in a pipeline of diffusers, at the pipeline's own times.
 
-    Its settings are those of FlowMatchEulerDiscreteScheduler, and eta, the share of the noise.
+    Its settings are those of FlowMatchEulerDiscreteScheduler, and bridge_eta, the share of the noise.
 
-    >>> FlowMatchBridgeScheduler(shift=3.0).config.eta
+    >>> FlowMatchBridgeScheduler(shift=3.0).config.bridge_eta
     0.3
     """
 
     schedule: Schedule = Schedule.flow()
     _run: MultistepRun | None = None
-    __init__ = extended(FlowMatchEulerDiscreteScheduler, MappingProxyType({"eta": ETA}), _prepare)
+    __init__ = extended(FlowMatchEulerDiscreteScheduler, MappingProxyType({"bridge_eta": ETA}), _prepare)
 
     def set_timesteps(
         self,
@@ -259,7 +271,7 @@ class FlowMatchBridgeScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore
         super().set_timesteps(num_inference_steps, device, sigmas, mu, timesteps)
         self._times = [min(float(sigma), 1.0) for sigma in self.sigmas.double().cpu()]
         self._run = MultistepRun(
-            BridgeNoise(self.schedule, Trajectory(self._times[-2::-1]), self.config.eta), "flow_prediction"
+            BridgeNoise(self.schedule, Trajectory(self._times[-2::-1]), self.config.bridge_eta), "flow_prediction"
         )
 
     def step(
@@ -274,6 +286,7 @@ class FlowMatchBridgeScheduler(FlowMatchEulerDiscreteScheduler):  # type: ignore
         **ignored: Any,
     ) -> MultistepOutput | tuple[Tensor, ...]:
         """Go from timestep to the next one, as `BridgeScheduler.step` does."""
+        refuse_tokens(ignored)
         if self._run is None:
             raise ValueError("call set_timesteps before the first step")
         begins = self.step_index is None and prev_sample is None

@@ -19,7 +19,7 @@ from optcov.integrations import mailbox
 from optcov.prediction import PARAMETERISATIONS, Prediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import capped, variance_cap
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, check_number, check_whole
 from optcov.watch import not_finite
 
 SHIFTS = {"shift", "base_shift", "max_shift", "use_dynamic_shifting"}  # what schedulers of flow matching set
@@ -101,7 +101,9 @@ def _check_betas(config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"beta_schedule = {kind!r} is not one of {', '.join(BETA_SCHEDULES)}; pass the betas as trained_betas"
         )
-    steps = config["num_train_timesteps"]
+    steps = check_whole("num_train_timesteps", config["num_train_timesteps"], 1)
+    if config["clip_sample"] and not check_number("clip_sample_range", config["clip_sample_range"]) > 0:
+        raise ValueError(f"clip_sample_range = {config['clip_sample_range']} is not positive; the usual one is 1.0")
     if trained is not None and len(trained) != steps:
         raise ValueError(f"there are {len(trained)} trained_betas, but num_train_timesteps = {steps}")
     if config["thresholding"]:
@@ -132,6 +134,11 @@ class Stepper:
         per_time: Mapping[str, Any],
     ):
         self.schedule, self.config = schedule, config
+        if find_covariance(config["covariance"]).spectrum is not None:
+            raise ValueError(
+                f"covariance {config['covariance']!r} correlates pixels by a spectrum, which no config of a scheduler "
+                f"can hold; sample by bundle.sample"
+            )
         self.process = ReverseProcess(
             _no_network,
             ForwardProcess(schedule, config["eta"]),
@@ -169,6 +176,7 @@ class Stepper:
         if s == first_time:
             step = capped(step, self._variance_cap)
         log_prob = None
+        check_draw(prev_sample, sample)
         if self.draws and (s > 0 or self.config["last_step"] == "draw"):
             if prev_sample is None:
                 noise = self._drawing.draw(sample, model_output.dtype, generator) if noise is None else noise
@@ -230,23 +238,38 @@ class RunNoise:
 
 
 def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
-    """The log-density of a draw, (B,), in nats; infinite where a pixel has no variance. The draw has no gradient."""
+    """The log-density of a draw, (B,), in nats; infinite where a pixel has no variance. The draw has no gradient.
+
+    What is not finite cannot be drawn: its log-density is minus infinity.
+    """
     with torch.set_grad_enabled(step.mean.requires_grad):
         off = x_s.detach().to(step.mean.dtype) - step.mean
         quadratic = step.covariance.inverse_quadratic(off)
         size = off[0].numel()
         found = -0.5 * (quadratic + step.covariance.log_det(step.mean) + size * LOG_2_PI)
-    return torch.where(found.isnan(), torch.inf, found)
+    return torch.where(not_finite(off), -torch.inf, torch.where(found.isnan(), torch.inf, found))
 
 
 def check_output(model_output: Tensor, sample: Tensor) -> None:
     """Refuse what is no answer of a network to a batch of images."""
+    for name, value in (("model_output", model_output), ("sample", sample)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is a {type(value).__name__}; pass a tensor")
     if not sample.is_floating_point() or not model_output.is_floating_point():
         raise ValueError(f"sample and output are {sample.dtype} and {model_output.dtype}; pass floating point")
     if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
         raise ValueError(
             f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
             f"they may differ in their channels only"
+        )
+
+
+def check_draw(prev_sample: Tensor | None, sample: Tensor) -> None:
+    """Refuse an earlier draw that is none of this sample's."""
+    if prev_sample is not None and prev_sample.shape != sample.shape:
+        raise ValueError(
+            f"prev_sample has shape {tuple(prev_sample.shape)}, but the sample {tuple(sample.shape)}; pass the draw "
+            f"that was made from it"
         )
 
 

@@ -310,8 +310,10 @@ def as_times(t: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a number is an integer, as 3, 3.0 and numpy's 3 are."""
-    return isinstance(value, Real) and math.isfinite(value) and float(value).is_integer()
+    """Whether a number is an integer, as 3, 3.0 and numpy's 3 are; True and False are no numbers."""
+    return (
+        isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value).is_integer()
+    )
 
 
 def check_whole(name: str, value: Any, least: int | None = None, error: type[ValueError] = ValueError) -> int:

@@ -42,7 +42,7 @@ from optcov.identity import digest_tensors
 from optcov.noise import batch_noise
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.progress import track
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, check_number, check_whole
 from optcov.solvers.multistep import Predictor, mean_of_step
 from optcov.trajectory import Trajectory
 
@@ -165,7 +165,8 @@ def match_noise(
     condition: one entry per start noise. rings: how many rings of frequencies per axis share a ratio; None keeps each
     frequency apart. shrink: also scale down what has too much power.
     """
-    _check(samples, floor, trajectory)
+    samples, batch_size = check_whole("samples", samples, LEAST), check_whole("batch_size", batch_size, 1)
+    _check(rings, floor, trajectory)
     shape, forward = tuple(data.mean.shape), ForwardProcess(schedule, eta)
     numbers = range(FIRST_IMAGE, FIRST_IMAGE + samples)
     predictor = Predictor(network, schedule, check_condition(condition, samples), batch_size)
@@ -223,10 +224,10 @@ def ring_means(values: Tensor, rings: int) -> Tensor:
     return (sums / ring.bincount())[:, ring].reshape(values.shape)
 
 
-def _check(samples: int, floor: float, trajectory: Trajectory) -> None:
-    if not isinstance(samples, int) or samples < LEAST:
-        raise ValueError(f"samples = {samples!r} is not a whole number of at least {LEAST}; a few hundred serve well")
-    if not 0 < floor < 1:
+def _check(rings: int | None, floor: float, trajectory: Trajectory) -> None:
+    if rings is not None:
+        check_whole("rings", rings, 1)
+    if not 0 < check_number("floor", floor) < 1:
         raise ValueError(f"floor = {floor} is outside (0, 1); the default is {FLOOR}")
     if len(trajectory) < 2:
         raise ValueError("a trajectory of one step has no noise to match; take at least 2 steps")

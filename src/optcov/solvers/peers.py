@@ -114,7 +114,12 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
     use_alpha_bar(scheduler, schedule)
     with warnings.catch_warnings():  # diffusers hands tensors to numpy in a way that newer versions of it deprecate
         warnings.filterwarnings("ignore", message="__array__ implementation", category=DeprecationWarning)
-        scheduler.set_timesteps(steps)
+        try:
+            scheduler.set_timesteps(steps)
+        except AssertionError as error:  # Karras times among noise levels that its table does not tell apart
+            raise ValueError(
+                f"diffusers' {name} has no {steps} times on {schedule!r}; choose another method"
+            ) from error
     return scheduler
 
 
