@@ -8,7 +8,7 @@ noise levels are stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -61,10 +61,9 @@ class SpectrumMeter:
                 raise TrainingError(
                     f"the spectrum {name!r} of the residuals at time {t} is not finite; check the heads"
                 )
-        kept = {name: mean.float() for name, mean in means.items()}
-        self._means[t] = {name: mean.double() for name, mean in kept.items()}  # as they come back from the disk
+        self._means[t] = {name: mean.float() for name, mean in means.items()}  # as they come back from the disk
         if directory is not None:
-            write_tensors(_file(directory, t), kept)
+            write_tensors(_file(directory, t), self._means[t])
 
     def recall(self, t: float, directory: Path | None) -> bool:
         """Whether the means of a time are at hand, or on disk."""
@@ -72,7 +71,7 @@ class SpectrumMeter:
             tensors, _ = read_tensors(_file(directory, t))
             if set(tensors) != set(self.kinds):
                 raise StorageError(f"{_file(directory, t)} holds other spectra; remove it to measure them again")
-            self._means[t] = {name: tensor.double() for name, tensor in tensors.items()}
+            self._means[t] = tensors
         return t in self._means
 
     def spectra(self, schedule: Schedule) -> Spectra:
@@ -81,12 +80,11 @@ class SpectrumMeter:
         levels = noise_levels(schedule, times)
         stored = _stored_times(times, levels, schedule)
         wanted = noise_levels(schedule, stored)
-        means = {name: torch.stack([self._means[t][name] for t in times.tolist()]) for name in self.kinds}
-        mixture = _mixture(means["residual"]) if self.mixes else None
+        means = [self._means[t] for t in times.tolist()]
+        mixture = _mixture([mean["residual"] for mean in means]) if self.mixes else None
         powers = {}
         for name in self.kinds:
-            mean = means[name]
-            power = mean[:, 0] if mixture is None else torch.einsum("ca,tab...,cb->tc...", mixture, mean, mixture)
+            power = torch.stack([_mixed(mean[name].double(), mixture) for mean in means])
             powers[name] = self._smoothed(power, name, levels, wanted)
         return Spectra(stored, powers, mixture)
 
@@ -135,9 +133,14 @@ def _over_frequencies(power: Tensor) -> Tensor:
     return power
 
 
-def _mixture(means: Tensor) -> Tensor:
-    """Rows that make channels uncorrelated on average, (C, C): of residuals (T, C, C, *bands), each time alike."""
-    among = means.flatten(3).mean(3)
+def _mixed(mean: Tensor, mixture: Tensor | None) -> Tensor:
+    """Powers (C, *bands) of mixed channels, from those of their pairs (C, C, *bands); as they are without a mixture."""
+    return mean[0] if mixture is None else torch.einsum("ca,ab...,cb->c...", mixture, mean, mixture)
+
+
+def _mixture(means: Sequence[Tensor]) -> Tensor:
+    """Rows that make channels uncorrelated on average, (C, C): of residuals (C, C, *bands) by time, each time alike."""
+    among = torch.stack([mean.double().flatten(2).mean(2) for mean in means])
     total = (among / among.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]).mean(0)
     vectors: Tensor = torch.linalg.eigh((total + total.mT) / 2).eigenvectors.mT.flip(0)
     signs = torch.where(vectors.sum(1, keepdim=True) < 0, -1.0, 1.0)
