@@ -66,7 +66,9 @@ class Method:
     def forward(self, schedule: Schedule) -> ForwardProcess:
         """Return the forward process that the method reverses."""
         if self.eta is None:
-            raise ValueError(f"{self.name!r} is a solver, not a reverse process; run it by optcov.solvers")
+            raise ValueError(
+                f"{self.name!r} is a solver, not a reverse process; sample by bundle.sample(n, method={self.name!r})"
+            )
         if self.continuous and schedule.discrete:
             raise ValueError(
                 f"{self.name!r} runs in continuous time, but the schedule has {schedule.grid_size} steps; "
@@ -148,7 +150,8 @@ FEW_STEP_METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 
-DEFAULT_METHOD = "NPR-DDIM"  # of commands, of attach and in the documentation
+DEFAULT_METHOD = "Bridge 2M"  # for images, of bundle.sample and the commands: the best that was measured in few steps
+HEAD_METHOD = "NPR-DDIM"  # where a head is to be used: of attach, and of what needs a covariance
 NEAREST = 3  # how many names answer one that is unknown
 
 

@@ -5,7 +5,7 @@ import torch
 
 from optcov import METHODS, Schedule, Trajectory, sample
 from optcov.covariances import Spectrum
-from optcov.methods import DEFAULT_METHOD, PEER_METHODS, find_method
+from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, PEER_METHODS, find_method
 from optcov.oracle import GaussianMixture
 
 PAPER_ROWS = """DDPM, beta-tilde;DDPM, beta;A-DDPM;NPR-DDPM;SN-DDPM;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;
@@ -84,8 +84,9 @@ def test_a_mistyped_method_is_answered_by_the_nearest_names(typed, nearest):
     assert sum(name in str(refusal.value) for name in [*METHODS, *PEER_METHODS]) <= 4
 
 
-def test_the_default_method_is_one_of_the_methods():
-    assert METHODS[DEFAULT_METHOD].covariance == "npr"
+def test_the_default_methods_are_known():
+    assert find_method(DEFAULT_METHOD).solver == "bridge"
+    assert METHODS[HEAD_METHOD].covariance == "npr"
 
 
 def test_bad_names_and_schedules_are_named():

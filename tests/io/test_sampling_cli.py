@@ -18,8 +18,7 @@ from optcov import Schedule
 from optcov.bundle import Bundle
 from optcov.cli import app, main
 from optcov.data import to_8bit
-from optcov.methods import DEFAULT_METHOD, METHODS, PEER_METHODS
-from optcov.sampling import sample
+from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, METHODS, PEER_METHODS
 from small_bundles import SHAPE, small_bundle, small_head
 from two_processes import ENVIRONMENT, LAUNCH
 from warm_commands import Ended
@@ -65,13 +64,7 @@ def test_png_files_are_the_images_that_the_library_draws(bundles, tmp_path, optc
     done = json.loads(said)
     assert (done["images"], done["drawn"], done["evaluations"]) == (5, 5, 4.0)
     assert done["settings"]["method"] == DEFAULT_METHOD
-    bundle = small_bundle(Schedule.linear(50))
-    drawn = sample(
-        bundle.reverse_process(DEFAULT_METHOD),
-        bundle.trajectory(4),
-        (5, *SHAPE),
-        noise_cap=bundle.noise_cap(DEFAULT_METHOD),
-    )
+    drawn = small_bundle(Schedule.linear(50)).sample(5, steps=4, progress=False)
     difference = pixels(out, 5).astype(int) - to_8bit(drawn)[:, 0].numpy().astype(int)
     assert np.abs(difference).max() <= 1  # batches of 2 and of 5 round differently
     with Image.open(out / "grid.png") as grid:
@@ -150,7 +143,8 @@ def test_the_picture_of_methods_shows_the_baseline_that_is_hard_to_beat_first(bu
     options = ("--compare-steps", 2, "--n", 1, "--out", tmp_path / "compare.png", "--json")
     code, said, _ = optcov(bundles / "discrete", "--compare", *options)
     assert code == 0
-    assert json.loads(said)["methods"] == ["DDPM, beta-tilde", "DDPM, beta", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM"]
+    shown = ["DDPM, beta-tilde", "DDPM, beta", "DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM", DEFAULT_METHOD]
+    assert json.loads(said)["methods"] == shown
 
 
 def test_the_picture_of_methods_has_no_more_steps_than_the_bundle_has_times(tmp_path, optcov):
@@ -175,8 +169,8 @@ def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
     ("arguments", "message"),
     [
         (["--method", "SNDDIM"], "unknown method 'SNDDIM'; did you mean SN-DDIM"),
-        (["--steps", "1"], "K = 1 is outside 2..50"),
-        (["--steps", "51"], "K = 51 is outside 2..50"),
+        (["--method", "DDIM", "--steps", "1"], "K = 1 is outside 2..50"),
+        (["--steps", "51"], "K = 51 is not a whole number of times from 2 to 50"),
         (["--n", "0"], "--n 0 and --batch-size 64 must be positive"),
         (["--batch-size", "0"], "must be positive"),
         (["--method", "SN-DPM"], "runs in continuous time, but the schedule has 50 steps"),
@@ -185,17 +179,18 @@ def test_a_head_fitted_anew_is_another_run(bundles, tmp_path, optcov):
         (["--method", "Improved DDPM", "--variance-map"], "no head 'range'"),
         (["--method", "UniPC", "--variance-map"], "UniPC estimates no variance of x_0"),
         (["--method", "DDIM", "--variance-map"], "DDIM takes the variance of x_0 to be 0"),
-        (["--method", "DDPM, beta-tilde", "--variance-map"], f"choose a method such as {DEFAULT_METHOD}"),
+        (["--method", "DDPM, beta-tilde", "--variance-map"], f"choose a method such as {HEAD_METHOD}"),
         (["--method", "DDPM, beta", "--variance-map"], "DDPM, beta takes the variance of x_0 to be the same for every"),
         (["--method", "A-DDPM", "--variance-map"], "A-DDPM takes the variance of x_0 to be the same for every"),
         (["--method", ""], "unknown method ''"),
         (["--method", "UniPC", "--last-step", "draw"], "leave trajectory, noise_cap and last_step out"),
-        (["--trajectory", "odd"], "unknown kind of trajectory 'odd'"),
-        (["--trajectory", "optimal"], "optimal"),
+        (["--method", "DDIM", "--trajectory", "odd"], "unknown kind of trajectory 'odd'"),
+        (["--method", "DDIM", "--trajectory", "optimal"], "optimal"),
+        (["--trajectory", "optimal"], "choose a method such as NPR-DDIM"),
         (["--schedule", "sigmoid"], "sigmoid"),
         (["--format", "gif"], "unknown format 'gif'"),
-        (["--noise-cap", "-1"], "noise_cap = -1.0 must be a positive number"),
-        (["--last-step", "first"], "last_step = 'first' is not one of mean, draw"),
+        (["--method", "DDIM", "--noise-cap", "-1"], "noise_cap = -1.0 must be a positive number"),
+        (["--method", "DDIM", "--last-step", "first"], "last_step = 'first' is not one of mean, draw"),
         (["--compare", "--compare-steps", "5,x"], "'5,x' is not a list of whole numbers"),
         (["--compare", "--methods", "DDIM;no"], "unknown method 'no'"),
     ],

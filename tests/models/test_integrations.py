@@ -23,7 +23,7 @@ from close_outputs import assert_close_outputs
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory
 from optcov.bundle import Bundle, NumbersPerTime
 from optcov.integrations.diffusers import OptimalCovarianceScheduler, UNetWithHead, attach
-from optcov.methods import DEFAULT_METHOD, METHODS
+from optcov.methods import HEAD_METHOD, METHODS
 from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead, TimeArgument, fingerprint
 from optcov.prediction import Prediction
 from optcov.sampling import sample
@@ -155,9 +155,9 @@ def test_attached_pipeline_draws_what_the_bundle_does(method, clip_mean):
     assert (images - (x_0 / 2 + 0.5).clamp(0, 1)).abs().max() <= 1e-5
 
 
-def test_attach_takes_the_default_method_unless_told():
+def test_attach_takes_the_npr_head_unless_told():
     scheduler = attach(DDPMPipeline(tiny_unet(), DDPMScheduler(N)), tiny_bundle()).scheduler
-    row = METHODS[DEFAULT_METHOD]
+    row = METHODS[HEAD_METHOD]
     assert (scheduler.config.covariance, scheduler.config.eta) == (row.covariance, row.eta)
 
 
@@ -543,7 +543,7 @@ def test_attach_refuses_a_pipeline_whose_network_takes_other_images_or_condition
     [
         ({"bundle": "fashion"}, "bundle = 'fashion' is not a Bundle; pass what optcov.load"),
         ({"bundle": None}, "bundle = None is not a Bundle"),
-        ({"method": None}, "method = None is not a name of METHODS; pass one such as 'NPR-DDIM'"),
+        ({"method": None}, "method = None is not a name of METHODS; pass one such as 'Bridge 2M'"),
         ({"method": 5}, "method = 5 is not a name of METHODS"),
     ],
 )

@@ -97,9 +97,11 @@ def test_an_image_does_not_depend_on_the_batch_it_is_drawn_in(bundle):
     assert not torch.allclose(together, bundle.sample(5, seed=1, **options))
 
 
-def test_the_method_of_a_bundle_suits_its_heads(bundle):
-    explicit = bundle.sample(2, method="NPR-DDIM", steps=3, progress=False)
-    assert_close_outputs(bundle.sample(2, steps=3, progress=False), explicit)
+def test_a_posterior_may_probe_the_network_instead_of_a_head(bundle):
+    x_t = torch.zeros(2, *bundle.image_shape)
+    with pytest.raises(ValueError, match=r"has no head 'ocm'.*or pass ocm_probes=8"):
+        bundle.posterior(x_t, 500, "ocm")
+    assert bundle.posterior(x_t, 500, "ocm", ocm_probes=2).variance.shape == x_t.shape
 
 
 @pytest.mark.parametrize("method", ["NPR-DDPM", "SN-DDPM", "A-DDPM", "DDPM, beta", "CNPR-DDPM"])

@@ -124,7 +124,10 @@ BUNDLE = {
     "an empty method": (lambda b: b.sample(1, method="", **QUICK), "unknown method ''"),
     "half a seed": (lambda b: b.sample(1, seed=1.5, **QUICK), "seed = 1.5 is not a whole number"),
     "an unknown option": (lambda b: b.sample(1, foo=3, **QUICK), "sample has no option 'foo'; it has seed"),
-    "a list of times": (lambda b: b.sample(1, trajectory=[1, 5], **QUICK), "neither a name such as even nor a Traj"),
+    "a list of times": (
+        lambda b: b.sample(1, method="DDIM", trajectory=[1, 5], **QUICK),
+        "neither a name such as even nor a Trajectory",
+    ),
     "a tolerance of a word": (lambda b: b.sample(1, method="DDIM", tolerance="x", **QUICK), "tolerance = 'x' is not"),
     "a condition it cannot take": (
         lambda b: b.sample(2, condition={"prompt": torch.zeros(2)}, **QUICK),

@@ -384,16 +384,15 @@ class Bundle:
     ) -> Tensor:
         """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
 
-        method: by default the one that suits the bundle, NPR-DDIM if it has that head. condition: what else the network
-        takes by name, each a tensor with one entry per image; none is the empty condition. labels: classes instead, one
-        for all images or one each. guidance: how far the mean moves from that without a condition, 1 for not at all.
-        decode: give the images of latents, in [-1, 1]. work: a directory for what is drawn, from which the same call
-        goes on.
+        method: by default Bridge 2M, which needs no head. condition: what else the network takes by name, each a tensor
+        with one entry per image; none is the empty condition. labels: classes instead, one for all images or one each.
+        guidance: how far the mean moves from that without a condition, 1 for not at all. decode: give the images of
+        latents, in [-1, 1]. work: a directory for what is drawn, from which the same call goes on.
         Image i depends on (seed, i) and its condition alone, not on n or batch_size. options: those of `Sampler`, such
-        as trajectory="optimal".
+        as trajectory="optimal" with method="NPR-DDPM".
 
         >>> import optcov
-        >>> optcov.load("fashion").sample(2, method="NPR-DDIM", steps=3, progress=False).shape
+        >>> optcov.load("fashion").sample(2, steps=3, progress=False).shape
         torch.Size([2, 1, 28, 28])
         """
         from optcov.bundle.sampler import draw_many
@@ -432,11 +431,19 @@ class Bundle:
         return class_log_probabilities(self, images, steps, **options)
 
     def posterior(
-        self, x_t: Tensor, t: Time, covariance: str = "npr", *, labels: Any = None, **condition: Tensor
+        self,
+        x_t: Tensor,
+        t: Time,
+        covariance: str = "npr",
+        *,
+        labels: Any = None,
+        ocm_probes: int | None = None,
+        **condition: Tensor,
     ) -> Gaussian:
         """The Gaussian over x_0 given x_t (B, C, H, W) at a time of `schedule`: mean, and variance per pixel.
 
         labels: classes, one for all images or one each; other conditions by the names that the network has for them.
+        ocm_probes: for the covariance "ocm", so many probes of the Jacobian instead of a fitted head.
 
         >>> import optcov, torch
         >>> known = optcov.load("fashion").posterior(torch.zeros(1, 1, 28, 28), 0.5)
@@ -449,7 +456,7 @@ class Bundle:
             raise BundleError(f"x_t is {found}; {self.name} takes a tensor of shape (B, *{tuple(self.image_shape)})")
         told = self.check_told(with_labels(condition, labels, len(x_t)), len(x_t))
         with no_grad():
-            return self.reverse_process(row, all_heads=False).posterior(x_t, t, **told)
+            return self.reverse_process(row, all_heads=False, ocm_probes=ocm_probes).posterior(x_t, t, **told)
 
     def noise_cap(self, method: str) -> float | None:
         """The y that a method is sampled with: the bundle's own, or else the paper's; none without a data range."""
@@ -550,5 +557,6 @@ class Bundle:
         present = ", ".join(sorted(self.network.heads)) or "none"
         raise BundleError(
             f"{self.name} has no head {needed!r}, which the covariance {kind.name!r} needs; "
-            f"it has: {present}. Fit the head first (optcov fit)"
+            f"it has: {present}. Fit the head first (optcov fit --heads {needed})"
+            + (", or pass ocm_probes=8" if needed == "ocm" else "")
         )

@@ -170,9 +170,10 @@ def _numbers_lines(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _recommended_lines(best: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """What to use for which purpose, and the reasons, which they often share."""
-    yield "recommended", ", ".join(f"for {name} {one['method'] or one['covariance']}" for name, one in best.items())
+    yield "recommended", ", ".join(f"for {purpose} {one['name']}" for purpose, one in best.items())
     for why in dict.fromkeys(one["why"] for one in best.values()):
-        yield "", f"because {why}"
+        names = " and ".join(dict.fromkeys(one["name"] for one in best.values() if one["why"] == why))
+        yield "", f"{names}: {why}"
 
 
 def _trajectories_lines(found: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, str]]:

@@ -8,26 +8,25 @@ last to one number per time, which is right on average by its definition.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from optcov.bundle.bundle import Bundle
 from optcov.covariances import Covariance, find_covariance
-from optcov.methods import DEFAULT_METHOD, METHODS
+from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, METHODS
 
 GOOD = (0.8, 1.25)  # predicted / measured
-PURPOSES = ("images", "likelihood", "uncertainty")
+IMAGES = "it needs no head, and drew better images in few steps than the methods that use one (docs/few-steps.md)"
 HEADS = ("npr", "sn", "ocm")  # in the order in which they are tried; NPR is right for the mean that the network has
 
 
 @final
 @dataclass(frozen=True)
 class Recommendation:
-    """What to use for a purpose."""
+    """What to use for a purpose: a covariance, or a method that needs none."""
 
-    covariance: str
+    name: str
     why: str  # a phrase
-    method: str | None = None  # the row of METHODS that draws images by it
 
 
 def possible_covariances(bundle: Bundle) -> list[str]:
@@ -46,16 +45,31 @@ def possible_covariances(bundle: Bundle) -> list[str]:
 
 def recommendations(bundle: Bundle) -> dict[str, Recommendation]:
     """What to use for images, for likelihoods and for uncertainty."""
+    best = best_covariance(bundle)
+    # pixels that are correlated need fewer bits, see docs/covariances.md
+    correlated = f"{best.name}_correlated" if best.name in HEADS else "spectral"
+    scored = replace(best, name=correlated) if correlated in possible_covariances(bundle) else best
+    return {"images": Recommendation(DEFAULT_METHOD, IMAGES), "likelihood": scored, "uncertainty": best}
+
+
+def best_covariance(bundle: Bundle) -> Recommendation:
+    """That of the first good head, or else one number per time."""
     possible, doubts = possible_covariances(bundle), []
     for name in HEADS:
         if name in possible:
             good, words = judged(bundle, name)
             if good:
-                method = {"images": _image_method(name)}
-                return {purpose: Recommendation(name, words, method.get(purpose)) for purpose in PURPOSES}
+                return Recommendation(name, words)
             doubts.append(f"the head {name} {words}")
-    why = "; ".join(doubts) or "there is no head"
-    return {purpose: _without_head(possible, purpose, why) for purpose in PURPOSES}
+    name = next((name for name in ("npr_isotropic", "analytic") if name in possible), "beta")
+    return Recommendation(name, "; ".join(doubts) or "there is no head")
+
+
+def head_method(bundle: Bundle) -> str:
+    """The row that draws by the best head: NPR-DDIM, if that head is good or no other is better."""
+    head, default = best_covariance(bundle).name, METHODS[HEAD_METHOD]
+    wanted = head if head in HEADS else default.covariance
+    return next(m.name for m in METHODS.values() if (m.covariance, m.eta) == (wanted, default.eta))
 
 
 def judged(bundle: Bundle, head: str) -> tuple[bool, str]:
@@ -79,17 +93,3 @@ def ratios_of(record: object, head: str) -> list[float] | None:
     if not isinstance(ratios, list) or not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
         return None
     return [float(ratio) for ratio in ratios]
-
-
-def _without_head(possible: list[str], purpose: str, why: str) -> Recommendation:
-    if purpose == "images":
-        name = "analytic" if "analytic" in possible else "beta_tilde"
-        return Recommendation(name, why, _image_method(name))
-    name = next((name for name in ("npr_isotropic", "analytic") if name in possible), "beta")
-    return Recommendation(name, why)
-
-
-def _image_method(covariance: str) -> str:
-    """The row with the forward process of the default method."""
-    default = METHODS[DEFAULT_METHOD]
-    return next(m.name for m in METHODS.values() if (m.covariance, m.eta) == (covariance, default.eta))

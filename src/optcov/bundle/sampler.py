@@ -14,10 +14,9 @@ from torch import Tensor
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import with_labels
 from optcov.bundle.directory import check_path
-from optcov.bundle.recommendation import recommendations
 from optcov.covariances import Covariance
 from optcov.identity import condition_identity, remember
-from optcov.methods import DEFAULT_METHOD, Method, draw, find_method
+from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, Method, draw, find_method
 from optcov.networks.guidance import check_guidance
 from optcov.noise import check_image_numbers
 from optcov.prediction import check_condition, take
@@ -69,6 +68,8 @@ class Sampler:
         self.steps, self.seed, self.last_step = steps, seed, last_step
         self.clipping: dict[str, Any] = {}
         self.tolerance = check_number("tolerance", tolerance)
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance = {tolerance} is not positive; the default is 0.05")
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         self.step_noise: MultistepNoise | None = None
@@ -84,14 +85,16 @@ class Sampler:
         elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
             raise ValueError(
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
-                f"out, or choose a method such as {DEFAULT_METHOD}"
+                f"out, or choose a method such as {HEAD_METHOD}"
             )
         elif (ocm_probes, clip_mean, use_clipped_model_output) != (None, None, None):
             raise ValueError(
                 f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, "
-                f"or choose a method such as {DEFAULT_METHOD}"
+                f"or choose a method such as {HEAD_METHOD}"
             )
         if self.method.solver == "matched":
+            if guidance != 1:
+                raise ValueError(f"{self.method.name} has no noise for guidance = {guidance}; take Bridge 2M")
             self.step_noise = model.matched_noise(steps)
         elif self.method.solver == "bridge":
             self.step_noise = BridgeNoise(model.schedule, few_step_times(model.schedule, steps))
@@ -211,9 +214,7 @@ def draw_many(
             f"last_step, tolerance, ocm_probes, clip_mean and use_clipped_model_output"
         )
     condition = check_condition(with_labels(condition, labels, n), n)
-    sampler = Sampler(
-        bundle, suggested_method(bundle) if method is None else method, steps, condition=condition, **options
-    )
+    sampler = Sampler(bundle, DEFAULT_METHOD if method is None else method, steps, condition=condition, **options)
 
     def drawn(indices: range) -> Tensor:
         x_0 = sampler.draw(indices).x_0
@@ -243,11 +244,6 @@ def _clipping(clip_mean: bool | None, use_clipped_model_output: bool | None) -> 
     """Options of ReverseProcess, without those that are the paper's."""
     told = {"clip_mean": clip_mean, "use_clipped_model_output": use_clipped_model_output}
     return {name: value for name, value in told.items() if value is not None and (name, value) != ("clip_mean", True)}
-
-
-def suggested_method(bundle: Bundle) -> str:
-    """The default method, or what is recommended for images in its place: see optcov.bundle.recommendation."""
-    return recommendations(bundle)["images"].method or DEFAULT_METHOD
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:

@@ -38,7 +38,6 @@ def command(
     from optcov import bundle
     from optcov.bundle import test_set
     from optcov.bundle.pictures import compare, draw_comparison, errors_of
-    from optcov.methods import DEFAULT_METHOD
 
     model, tests = bundle.load(MODEL), test_set(MODEL)
     announce(f"{MODEL}: {len(METHODS_SHOWN)} methods from the same noise, then bits/dim of {images} test images")
@@ -62,7 +61,7 @@ def command(
     header = ("method", *(f"{K} steps" for K in STEPS_SCORED))
     print_table(f"bits/dim on {images} test images with their labels (lower is better)", header, rows)
     announce(LOOK)
-    finish(out, "optcov", "sample", MODEL, "--method", DEFAULT_METHOD, "--steps", "10")
+    finish(out, "optcov", "sample", MODEL, "--steps", "10")
 
 
 def _mixture(out: Path, steps: int, points: int, json: bool) -> None:

@@ -94,9 +94,8 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:
     """Fit heads on a trained network, and measure the statistics per timestep."""
-    from optcov.bundle import Bundle, load
+    from optcov.bundle import Bundle
     from optcov.bundle.description import describe
-    from optcov.bundle.sampler import suggested_method
     from optcov.fitting.fit import FitPlan, FitSettings
     from optcov.fitting.fit_run import FitRun
     from optcov.fitting.latents import unless_refused
@@ -127,7 +126,7 @@ def command(
     if json:
         print_json(describe(str(out)))
         return
-    sample = ("optcov", "sample", str(out), "--method", suggested_method(load(out)))
+    sample = ("optcov", "sample", str(out))
     suggest(*sample) if run.finished else finish(out, *sample)
 
 

@@ -39,7 +39,6 @@ def command(
     from optcov.bundle import Bundle
     from optcov.bundle.description import describe
     from optcov.bundle.loading import bundle_of
-    from optcov.bundle.sampler import suggested_method
     from optcov.checkpoints import import_model
     from optcov.text_table import printable
 
@@ -74,7 +73,7 @@ def command(
         print_json(describe(str(out)))
         return
     print_table("imported", ("", "found"), list(found.items()))
-    sample = ("optcov", "sample", str(out), "--method", suggested_method(bundle), "--steps", "25")
+    sample = ("optcov", "sample", str(out), "--steps", "25")
     suggest(*sample) if there else finish(out, *sample)
 
 

@@ -17,7 +17,7 @@ from optcov.text_table import printable
 if TYPE_CHECKING:
     from optcov.bundle import Bundle, Sampler
 
-COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM"
+COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;Bridge 2M"
 COMPARED_STEPS = (5, 10, 25, 50)
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
@@ -34,7 +34,7 @@ def command(
     ),
     method: str | None = typer.Option(
         None,
-        help="A method listed above. By default NPR-DDIM, or what optcov info recommends.",
+        help="A method listed above. By default Bridge 2M; with --variance-map what suits the heads, such as NPR-DDIM.",
         show_default=False,
     ),
     steps: int = typer.Option(25, min=1, help="Number of reverse steps K."),
@@ -86,7 +86,8 @@ def command(
     """
     from optcov import bundle as bundles
     from optcov.bundle.conditions import labels_in_rows
-    from optcov.bundle.sampler import suggested_method
+    from optcov.bundle.recommendation import head_method
+    from optcov.methods import DEFAULT_METHOD
     from optcov.processes import this_process
 
     if (n is not None and n < 1) or batch_size < 1:
@@ -96,7 +97,8 @@ def command(
     state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
-    method = suggested_method(model) if method is None else method
+    if method is None:
+        method = head_method(model) if variance_map else DEFAULT_METHOD
     labels = _labels(model, classes)
     n = _shown(labels) if n is None else n
     if compare:
@@ -163,7 +165,7 @@ def _words(classes: list[str] | None, guidance: float) -> list[str]:
 def require_variance(sampler: Sampler) -> None:
     """Refuse methods that say nothing of the variance of x_0, or nothing that differs between pixels."""
     from optcov.covariances import find_covariance
-    from optcov.methods import DEFAULT_METHOD
+    from optcov.methods import HEAD_METHOD
 
     said = {
         "range": "estimates no variance of x_0",
@@ -174,7 +176,7 @@ def require_variance(sampler: Sampler) -> None:
     name = sampler.method.covariance or "range"
     structure = "point" if name == "beta_tilde" else find_covariance(name).structure
     if structure in said:
-        raise ValueError(f"{sampler.method.name} {said[structure]}; choose a method such as {DEFAULT_METHOD}")
+        raise ValueError(f"{sampler.method.name} {said[structure]}; choose a method such as {HEAD_METHOD}")
 
 
 def _sample(
