@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from diffusers import DDPMPipeline, DDPMScheduler
+from torch.distributed.run import get_args_parser
 
 from documentation_pages import NOT_RUN, PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read, reason
 from optcov import Schedule
@@ -97,6 +99,14 @@ def test_tests_named_in_the_pages_are_there():
     named = {name for page in pages() for name in re.findall(r"tests/[\w/]+\.\w+", read(page))}
     assert len(named) >= 8
     assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_torchrun_passes_the_options_of_printed_commands_on():
+    page = read("docs/how-to/many-gpus.md")
+    (command,) = re.findall(r"^ACCELERATE_USE_CPU=true torchrun (.*)$", page, flags=re.MULTILINE)
+    found = get_args_parser().parse_args(shlex.split(command))
+    assert (found.nproc_per_node, found.module, found.training_script) == ("2", True, "optcov")
+    assert found.training_script_args == ["sample", "my-bundle", *["--steps", "5", "--n", "8", "--out", "samples"]]
 
 
 def test_the_readme_is_short():
