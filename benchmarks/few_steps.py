@@ -30,8 +30,16 @@ from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
 from optcov.prediction import take
-from optcov.solvers import BridgeNoise, DataMoments, MultistepNoise, few_step_times, match_noise, multistep_sample, peer
-from optcov.solvers.multistep import FIRST_SIGMA
+from optcov.solvers import (
+    BridgeNoise,
+    DataMoments,
+    MultistepNoise,
+    few_step_times,
+    last_sigma,
+    match_noise,
+    multistep_sample,
+    peer,
+)
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -50,19 +58,19 @@ def matched_times(bundle: Bundle, K: int) -> Trajectory:
 
 def default_times(bundle: Bundle, K: int) -> Trajectory:
     """Those of Bridge 2M."""
-    return few_step_times(bundle.schedule, K)
+    return few_step_times(bundle.schedule, K, last_sigma(bundle.image_shape))
 
 
-def times_from(last_sigma: float) -> Any:
+def times_from(last: float) -> Any:
     """Those of Bridge 2M from another noise-to-signal ratio."""
-    return lambda bundle, K: Trajectory.karras(bundle.schedule, K, first_sigma=FIRST_SIGMA, last_sigma=last_sigma)
+    return lambda bundle, K: few_step_times(bundle.schedule, K, last)
 
 
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
     "Bridge 2M, eta near 0": {"eta": 1e-4, "matched": False},
     "Bridge 2M, times to 1 / K": {"eta": 0.3, "matched": False, "times": matched_times},
-    **{f"Bridge 2M from {s}": {"eta": 0.3, "matched": False, "times": times_from(s)} for s in (80, 40, 20)},
+    **{f"Bridge 2M from {s}": {"eta": 0.3, "matched": False, "times": times_from(s)} for s in (160, 80, 20)},
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
 }

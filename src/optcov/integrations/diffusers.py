@@ -24,6 +24,7 @@ from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import HEAD_METHOD, Method, find_method
 from optcov.networks.classes import LABELS
 from optcov.schedule import Schedule
+from optcov.solvers import last_sigma
 from optcov.solvers.peers import clip_options
 
 __all__ = [
@@ -184,7 +185,8 @@ def _few_step_scheduler(bundle: Bundle, row: Method) -> Any:
         "prediction_type": bundle.network.parameterisation,
     }
     if row.solver == "bridge":
-        return BridgeScheduler(**told, **clip_options(bundle.data_range))
+        last = last_sigma(bundle.image_shape)
+        return BridgeScheduler(**told, **clip_options(bundle.data_range), bridge_last_sigma=last)
     matched = MatchedScheduler(**told, data_range=None if bundle.data_range is None else list(bundle.data_range))
     matched.use(bundle.matched)
     return matched

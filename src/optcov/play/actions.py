@@ -125,7 +125,7 @@ def uncertainty(
     name = choice("covariance", covariance, covariances(bundle))
     share = number("the share of noise", percent, LEAST_NOISE, MOST_NOISE) / 100
     start = whole("seed", seed, 0, MAX_SEED)
-    told = {key: value.to(bundle.device) for key, value in condition(bundle, label).items()}
+    told: dict[str, Any] = {key: value.to(bundle.device) for key, value in condition(bundle, label).items()}
     pixels = drawn_pixels(drawing, bundle.image_shape)
     t = _time_of(bundle, share)
     noise = batch_noise(start, [0], 0, bundle.image_shape)
