@@ -21,7 +21,7 @@ from pathlib import Path
 
 import optcov
 from optcov import ForwardProcess, Schedule
-from optcov.solvers import few_step_times, last_sigma
+from optcov.solvers import few_step_times
 from optcov.solvers.multistep import extrapolation
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
     lines = []
     for K in options.steps:
-        times = few_step_times(schedule, K, last_sigma(bundle.image_shape)).times
+        times = few_step_times(schedule, K, bundle.image_shape).times
         print(f"K = {K}:  t, w, what is lacking of gamma^2 v_t, and of lambda^2")
         for s, t, u in reversed(list(zip(times, times[1:], times[2:], strict=False))):
             found = lacking(schedule, u, t, s, v)

@@ -35,11 +35,11 @@ from optcov.solvers import (
     DataMoments,
     MultistepNoise,
     few_step_times,
-    last_sigma,
     match_noise,
     multistep_sample,
     peer,
 )
+from optcov.solvers.multistep import FIRST_SIGMA
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -58,19 +58,19 @@ def matched_times(bundle: Bundle, K: int) -> Trajectory:
 
 def default_times(bundle: Bundle, K: int) -> Trajectory:
     """Those of Bridge 2M."""
-    return few_step_times(bundle.schedule, K, last_sigma(bundle.image_shape))
+    return few_step_times(bundle.schedule, K, bundle.image_shape)
 
 
 def times_from(last: float) -> Any:
     """Those of Bridge 2M from another noise-to-signal ratio."""
-    return lambda bundle, K: few_step_times(bundle.schedule, K, last)
+    return lambda bundle, K: Trajectory.karras(bundle.schedule, K, first_sigma=FIRST_SIGMA, last_sigma=last)
 
 
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
     "Bridge 2M, eta near 0": {"eta": 1e-4, "matched": False},
     "Bridge 2M, times to 1 / K": {"eta": 0.3, "matched": False, "times": matched_times},
-    **{f"Bridge 2M from {s}": {"eta": 0.3, "matched": False, "times": times_from(s)} for s in (160, 80, 20)},
+    **{f"Bridge 2M from {s}": {"eta": 0.3, "matched": False, "times": times_from(s)} for s in (150, 80, 40, 20)},
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
 }

@@ -31,7 +31,6 @@ from optcov.solvers import (
     euler_maruyama,
     few_step_times,
     gotta_go_fast,
-    last_sigma,
     multistep_sample,
     peer,
     probability_flow,
@@ -228,9 +227,7 @@ def draw(
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
         if method.solver in ("bridge", "matched"):
             if method.solver == "bridge" and step_noise is None:
-                step_noise = BridgeNoise(
-                    schedule, trajectory or few_step_times(schedule, steps, last_sigma(image_shape))
-                )
+                step_noise = BridgeNoise(schedule, trajectory or few_step_times(schedule, steps, image_shape))
             if step_noise is None:
                 raise ValueError("Matched 2M needs its matched noise; measure it first (optcov.solvers.match_noise)")
             std = schedule.unit_data_std(step_noise.trajectory.times[-1])

@@ -12,8 +12,8 @@ from optcov import METHODS, ForwardProcess, Schedule
 from optcov.bundle import Sampler
 from optcov.methods import draw, find_method
 from optcov.oracle import GaussianMixture
-from optcov.solvers import BridgeNoise, few_step_times, last_sigma
-from optcov.solvers.multistep import MOST_EXTRAPOLATED, extrapolation
+from optcov.solvers import BridgeNoise, few_step_times
+from optcov.solvers.multistep import MOST_EXTRAPOLATED, extrapolation, last_sigma
 from small_bundles import small_bundle
 
 NO_SIGNAL = DDPMScheduler(beta_schedule="scaled_linear", rescale_betas_zero_snr=True, prediction_type="v_prediction")
@@ -73,14 +73,13 @@ def test_a_schedule_that_ends_in_almost_pure_noise_costs_no_steps(name):
     assert 0.85 - 0.06 < float(x_0.std()) / 0.5 < 1.1
 
 
-def test_the_first_step_starts_at_more_noise_for_larger_images():
-    assert last_sigma((2,)) == last_sigma((1, 28, 28)) == 40
-    assert last_sigma((3, 64, 64)) == pytest.approx(1.4 * 64)
-    assert last_sigma((3, 256, 256)) == last_sigma() == 160
-    first = [few_step_times(Schedule.cosine(), 5, last).times[-1] for last in (40.0, 160.0)]
+def test_the_first_step_starts_at_more_noise_for_larger_images_and_more_steps():
+    assert last_sigma(5, (2,)) == last_sigma(5, (1, 28, 28)) == 40
+    assert last_sigma(10, (1, 28, 28)) == pytest.approx(0.28 * 28 * 10)
+    assert last_sigma(5, (3, 64, 64)) == pytest.approx(0.28 * 64 * 5)
+    assert last_sigma(25, (1, 28, 28)) == last_sigma(5, (3, 256, 256)) == last_sigma(5) == 160
+    first = [few_step_times(Schedule.cosine(), 5, shape).times[-1] for shape in ((1, 28, 28), None)]
     assert first[0] < first[1] < 1000
-    with pytest.raises(ValueError, match=r"last_sigma = 0.1 leaves no room above 0.05"):
-        few_step_times(Schedule.linear(), 5, 0.1)
 
 
 def test_a_long_step_after_a_short_one_is_not_extrapolated_without_bound():

@@ -23,7 +23,7 @@ from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess, Step
 from optcov.schedule import check_number, check_whole, is_whole
-from optcov.solvers import BridgeNoise, MultistepNoise, SolverResult, few_step_times, last_sigma
+from optcov.solvers import BridgeNoise, MultistepNoise, SolverResult, few_step_times
 from optcov.storage import StorageError, directory_lock, read_tensors, write_tensors
 from optcov.trajectory import Trajectory
 
@@ -97,9 +97,7 @@ class Sampler:
                 raise ValueError(f"{self.method.name} has no noise for guidance = {guidance}; take Bridge 2M")
             self.step_noise = model.matched_noise(steps)
         elif self.method.solver == "bridge":
-            self.step_noise = BridgeNoise(
-                model.schedule, few_step_times(model.schedule, steps, last_sigma(model.image_shape))
-            )
+            self.step_noise = BridgeNoise(model.schedule, few_step_times(model.schedule, steps, model.image_shape))
         if self.step_noise is not None:
             self.trajectory = self.step_noise.trajectory
         self.ocm_probes = ocm_probes

@@ -24,7 +24,6 @@ from optcov.integrations.unet import UNETS, UNetWithHead
 from optcov.methods import HEAD_METHOD, Method, find_method
 from optcov.networks.classes import LABELS
 from optcov.schedule import Schedule
-from optcov.solvers import last_sigma
 from optcov.solvers.peers import clip_options
 
 __all__ = [
@@ -185,8 +184,8 @@ def _few_step_scheduler(bundle: Bundle, row: Method) -> Any:
         "prediction_type": bundle.network.parameterisation,
     }
     if row.solver == "bridge":
-        last = last_sigma(bundle.image_shape)
-        return BridgeScheduler(**told, **clip_options(bundle.data_range), bridge_last_sigma=last)
+        shape = list(bundle.image_shape)
+        return BridgeScheduler(**told, **clip_options(bundle.data_range), bridge_image_shape=shape)
     matched = MatchedScheduler(**told, data_range=None if bundle.data_range is None else list(bundle.data_range))
     matched.use(bundle.matched)
     return matched

@@ -19,7 +19,6 @@ from optcov.methods import Method
 from optcov.networks import fingerprint
 from optcov.networks.calls import example_of, image_channels
 from optcov.schedule import Schedule
-from optcov.solvers import last_sigma
 from optcov.solvers.peers import clip_options
 
 # what a scheduler cannot say of itself, by the part of a pipeline that it is in
@@ -99,7 +98,7 @@ def _matching(pipeline: Any, family: Family, bundle: Bundle) -> nn.Module:
 def _bridge_scheduler(pipeline: Any, bundle: Bundle) -> Any:
     """Bridge 2M with the settings of the pipeline's own scheduler."""
     if bundle.schedule.discrete:
-        told = {"prediction_type": bundle.network.parameterisation, "bridge_last_sigma": last_sigma(bundle.image_shape)}
+        told = {"prediction_type": bundle.network.parameterisation, "bridge_image_shape": list(bundle.image_shape)}
         return BridgeScheduler.from_config(pipeline.scheduler.config, **told)
     return FlowMatchBridgeScheduler.from_config(pipeline.scheduler.config, **_flow_shift(pipeline))
 

@@ -24,7 +24,7 @@ from optcov.integrations.stepping import DiscreteTimes, RunNoise, check_draw, ch
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule
 from optcov.solvers import BridgeNoise, MatchedNoise, MultistepNoise, few_step_times
-from optcov.solvers.multistep import ETA, LAST_SIGMAS
+from optcov.solvers.multistep import ETA
 from optcov.trajectory import Trajectory
 
 # from_pretrained looks here for the mixin of a class
@@ -156,7 +156,7 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
     The first arguments are diffusers' own, so that `BridgeScheduler.from_config(pipeline.scheduler.config)` works.
     clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. bridge_eta: the
     share of noise; it is not the eta of other schedulers, so that their configs do not set it.
-    bridge_last_sigma: the noise-to-signal ratio of the first step; 40 suits images of up to 32 pixels.
+    bridge_image_shape: (C, H, W) of what is drawn; small images start at less noise, which saves steps. None: large.
 
     >>> from diffusers import DDPMScheduler
     >>> scheduler = BridgeScheduler.from_config(DDPMScheduler().config)
@@ -181,7 +181,7 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
         thresholding: bool = False,
         rescale_betas_zero_snr: bool = False,
         bridge_eta: float = ETA,
-        bridge_last_sigma: float = LAST_SIGMAS[1],
+        bridge_image_shape: list[int] | None = None,
     ):
         self._read_betas()
         BridgeNoise(self.schedule, Trajectory((num_train_timesteps,)), bridge_eta)  # refuses a wrong one
@@ -191,7 +191,7 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Take Karras times, and forget the last run."""
-        times = few_step_times(self.schedule, num_inference_steps, self.config.bridge_last_sigma)
+        times = few_step_times(self.schedule, num_inference_steps, self.config.bridge_image_shape)
         most = self.config.clip_sample_range
         data_range = (-most, most) if self.config.clip_sample else None
         self._begin(BridgeNoise(self.schedule, times, self.config.bridge_eta), data_range, device)

@@ -7,7 +7,7 @@ times, peers a discrete one.
 
 from optcov.solvers.gotta_go_fast import gotta_go_fast
 from optcov.solvers.matching import DataMoments, MatchedNoise, match_noise
-from optcov.solvers.multistep import BridgeNoise, MultistepNoise, few_step_times, last_sigma, multistep_sample
+from optcov.solvers.multistep import BridgeNoise, MultistepNoise, few_step_times, multistep_sample
 from optcov.solvers.peers import PEERS, peer
 from optcov.solvers.result import SolverResult
 from optcov.solvers.reverse_sde import euler_maruyama, probability_flow, probability_flow_adaptive
@@ -22,7 +22,6 @@ __all__ = [
     "euler_maruyama",
     "few_step_times",
     "gotta_go_fast",
-    "last_sigma",
     "match_noise",
     "multistep_sample",
     "peer",

@@ -35,35 +35,31 @@ from optcov.watch import FiniteWatch, not_finite
 # docs/few-steps.md compares these with others
 ETA = 0.3
 FIRST_SIGMA = 0.05  # noise-to-signal ratio where the last step starts
-LAST_SIGMAS, SIGMA_BY_SIDE = (40.0, 160.0), 1.4  # that where the first one starts: bounds, and its ratio to the side
+LAST_SIGMAS, BY_SIDE = (40.0, 160.0), 0.28  # that where the first one starts: bounds, and its ratio to side times steps
 MOST_EXTRAPOLATED = 0.8  # w of a step that is long beside the one before; Karras times stay below
 
 
-def last_sigma(shape: Sequence[int] | None = None) -> float:
-    """The noise-to-signal ratio where the first step starts, for data of a shape (*D); None for large images.
+def last_sigma(steps: int, shape: Sequence[int] | None = None) -> float:
+    """The noise-to-signal ratio where the first of so many steps starts, for data (*D); None for large images.
 
-    The start noise is white. The mean brightness of an image of side n has a standard deviation of about 0.3 n in an
-    orthonormal basis, so that the noise must be larger, by a factor that does not depend on n.
+    Steps at larger ones are lost. But the start noise is white, and the mean brightness of an image of side n has a
+    standard deviation of about 0.3 n in an orthonormal basis: what is missing of it is an error that more steps do not
+    lessen. So the ratio grows with the side and with the number of steps.
     """
     low, high = LAST_SIGMAS
-    if shape is None:
-        return high
-    positions = math.prod(shape[1:] if len(shape) > 1 else shape)
-    return min(max(SIGMA_BY_SIDE * math.sqrt(positions), low), high)
+    positions = math.inf if shape is None else math.prod(shape[1:] if len(shape) > 1 else shape)
+    return min(max(BY_SIDE * math.sqrt(positions) * steps, low), high)
 
 
-def few_step_times(schedule: Schedule, steps: int, last: float = LAST_SIGMAS[1]) -> Trajectory:
-    """Karras times between noise-to-signal ratios of 0.05 and `last`, as far as the schedule has them.
-
-    Cosine schedules and flow matching go far beyond, where Karras times would spend most of their steps.
-    """
+def few_step_times(schedule: Schedule, steps: int, shape: Sequence[int] | None = None) -> Trajectory:
+    """Karras times between noise-to-signal ratios of 0.05 and `last_sigma`, as far as the schedule has them."""
     if check_whole("steps", steps, 1) == 1:
         return Trajectory((schedule.final_time,))
     least, most = (sigma_of(schedule, t) for t in (schedule.first_time, schedule.last_time_with_signal))
-    first = max(FIRST_SIGMA, least)
-    if not check_number("last_sigma", last) > 2 * first:
-        raise ValueError(f"last_sigma = {last} leaves no room above {first:.3g}; the default is {LAST_SIGMAS[1]:g}")
-    return Trajectory.karras(schedule, steps, first_sigma=first, last_sigma=last if most > last else None)
+    last = last_sigma(steps, shape)
+    return Trajectory.karras(
+        schedule, steps, first_sigma=max(FIRST_SIGMA, least), last_sigma=last if most > last else None
+    )
 
 
 class MultistepNoise(Protocol):
