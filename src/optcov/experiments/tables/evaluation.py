@@ -30,7 +30,8 @@ from optcov.metrics.frechet import Features
 from optcov.metrics.kernel import KernelSide, rows_of
 from optcov.metrics.sources import check_draws_images
 from optcov.schedule import Schedule
-from optcov.solvers.multistep import ETA, FIRST_SIGMA
+from optcov.solvers import few_step_times
+from optcov.solvers.multistep import ETA
 
 OWN = "own"  # the schedule that a bundle was trained on
 LEAST_STEPS = 2  # of a trajectory
@@ -166,9 +167,10 @@ class Evaluation:
         tolerance: float | None = None,
     ) -> Cell:
         """Distance of images that a method draws; times: of its trajectory, even ones by default."""
+        on_schedule = self.bundle_on(schedule).schedule
         settings = {
             "model": self.identity,
-            "schedule": self.bundle_on(schedule).schedule.digest(),
+            "schedule": on_schedule.digest(),
             "schedule_name": schedule,
             "method": method,
             "convention": find_method(method).convention,
@@ -181,8 +183,9 @@ class Evaluation:
             "features": self.extractor.identity,
             "reference": self.reference.identity,
             **({"labels": "in turn"} if self.bundle.classes else {}),
-            **({"few_steps": [ETA, FIRST_SIGMA]} if method in FEW_STEP_METHODS else {}),
         }
+        if method in FEW_STEP_METHODS:
+            settings["few_steps"] = [ETA, *few_step_times(on_schedule, steps, self.bundle.image_shape).times]
         how = f"K = {steps}" if tolerance is None else f"tolerance {tolerance}"
         label = f"{method}, {how}{', OT' if times is not None else ''} ({schedule})"
         return Cell("distance", settings, float(steps * self.size.samples), label)
