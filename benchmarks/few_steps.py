@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +139,18 @@ def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
 
 def measured(out: Path, reference: FeatureStatistics, K: int, classes: int) -> Iterator[dict[str, Any]]:
     """All cells of K steps; each is compared with others on as many samples as they have in common."""
+
+    @cache  # a distance takes a minute in many features
+    def distance(file: Path, count: int) -> Distance:
+        rows = torch.argsort(torch.arange(count) % classes, stable=True)  # groups that are left out have all classes
+        return measure_frechet(read_tensors(file)[0]["features"][rows], reference, mix=False)
+
     for name in (*PEERS, *KARRAS, *ROWS):
         files = [path_of(out, n, K) for n in (name, *COMPARED)]
         if not all(file.exists() for file in files):
             continue
-        cells = [read_tensors(file)[0]["features"] for file in files]
-        count = min(map(len, cells))
-        rows = torch.argsort(torch.arange(count) % classes, stable=True)  # groups that are left out have all classes
-        ours, *theirs = (measure_frechet(cell[rows], reference, mix=False) for cell in cells)
+        count = min(len(read_tensors(file)[0]["features"]) for file in files)
+        ours, *theirs = (distance(file, count) for file in files)
         gaps = {peer: difference(ours, d) for peer, d in zip(COMPARED, theirs, strict=True) if peer != name}
         size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
         yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}

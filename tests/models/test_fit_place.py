@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -46,7 +45,7 @@ def files(directory: Path) -> dict[str, bytes]:
 def stopped_by(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a fit that gets a signal when all is done but to write the bundle."""
     with monkeypatch.context() as patch:
-        patch.setattr(Bundle, "save", lambda *_: os.kill(os.getpid(), number))
+        patch.setattr(Bundle, "save", lambda *_: signal.raise_signal(number))
         return fit()
 
 
