@@ -61,3 +61,15 @@ def test_bridge_2m_is_not_worse_than_peers_in_five_and_25_steps(peer, steps):
     gap, error = BRIDGE[steps]["differences"][peer]
     assert BRIDGE[steps]["samples"] == 2000
     assert gap < 2 * error
+
+
+def test_bridge_2m_is_better_than_all_peers_on_cifar10_in_ten_steps():
+    """2,000 samples from the same noise; more than two paired standard errors."""
+    lines = (ROOT / "measurements/few-steps/cifar10.jsonl").read_text().splitlines()
+    cells = {cell["row"]: cell for cell in map(json.loads, lines)}
+    for peer in (*PEERS, KARRAS):
+        gap, error = cells["Bridge 2M"]["differences"][peer]
+        assert gap < -2 * error
+        number = f"{cells[peer]['limit']:.1f} ± {cells[peer]['standard_error']:.1f}"
+        assert f"| {peer} | {number} | {gap:+.1f} ± {error:.1f} |".replace("-", "−").replace("DPM−", "DPM-") in PAGE
+    assert {cell["samples"] for cell in cells.values()} == {2000}
