@@ -62,6 +62,11 @@ def default_times(bundle: Bundle, K: int) -> Trajectory:
     return few_step_times(bundle.schedule, K, bundle.image_shape)
 
 
+def largest_times(bundle: Bundle, K: int) -> Trajectory:
+    """Those of Bridge 2M for large images: the first step starts at a noise-to-signal ratio of 160, if there is one."""
+    return few_step_times(bundle.schedule, K)
+
+
 def times_from(last: float) -> Any:
     """Those of Bridge 2M from another noise-to-signal ratio."""
     return lambda bundle, K: Trajectory.karras(bundle.schedule, K, first_sigma=FIRST_SIGMA, last_sigma=last)
@@ -69,9 +74,13 @@ def times_from(last: float) -> Any:
 
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
-    "Bridge 2M, eta near 0": {"eta": 1e-4, "matched": False},
+    "Bridge 2M, eta near 0, first step at 160": {"eta": 1e-4, "matched": False, "times": largest_times},
+    "Bridge 2M, first step at 160": {"eta": 0.3, "matched": False, "times": largest_times},
     "Bridge 2M, times to 1 / K": {"eta": 0.3, "matched": False, "times": matched_times},
-    **{f"Bridge 2M from {s}": {"eta": 0.3, "matched": False, "times": times_from(s)} for s in (150, 80, 40, 20)},
+    **{
+        f"Bridge 2M, first step at {last}": {"eta": 0.3, "matched": False, "times": times_from(last)}
+        for last in (80, 40, 20)
+    },
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
 }
