@@ -1,8 +1,9 @@
-"""Compare ways to restore images: python benchmarks/restoration.py OUT [--images 64 --samples 19 --steps 25].
+"""Compare ways to restore images: python benchmarks/restoration.py measurements/restoration/fashion.jsonl.
 
-Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. One file per
-task, method and group of images is kept in OUT, so that a stopped run goes on. DPS and DiffPIR are tuned: the best of
-a few strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md.
+Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. The file gets
+one line per task, method and group of images, so that a stopped run goes on. DPS and DiffPIR are tuned: the best of a
+few strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md; --table prints those of
+the groups that all methods have.
 """
 
 from __future__ import annotations
@@ -10,33 +11,35 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from optcov import data
-from optcov.bundle import load, test_images
+from optcov.bundle import Bundle, load, test_images
+from optcov.data import ImageSet, to_8bit
 from optcov.inverse import Average, Blur, Mask, Operator, restore
 from optcov.inverse.scores import coverage, crps, psnr
+from optcov.metrics.extractors import Extractor, find_extractor
 
 NOISE_STD = 0.05
 STRENGTHS = {"DPS": (1.0, 3.0, 10.0, 30.0), "DiffPIR": (1.0, 10.0, 100.0)}
 METHODS: dict[str, dict[str, Any]] = {
-    "NPR, proximal": {"method": "NPR-DDPM", "way": "proximal"},
-    "NPR, guidance": {"method": "NPR-DDPM", "way": "guidance"},
-    "CNPR, proximal": {"method": "CNPR-DDPM", "way": "proximal"},
     "CNPR, guidance": {"method": "CNPR-DDPM", "way": "guidance"},
-    "SN, proximal": {"method": "SN-DDPM", "way": "proximal"},
-    "SN, guidance": {"method": "SN-DDPM", "way": "guidance"},
-    "isotropic NPR, proximal": {"method": "npr_isotropic", "way": "proximal"},
-    "isotropic NPR, guidance": {"method": "npr_isotropic", "way": "guidance"},
-    "PiGDM's guess, proximal": {"method": "isotropic", "way": "proximal"},
+    "NPR, guidance": {"method": "NPR-DDPM", "way": "guidance"},
     "PiGDM": {"method": "PiGDM"},
     "DPS": {"method": "DPS"},
+    "CNPR, proximal": {"method": "CNPR-DDPM", "way": "proximal"},
+    "NPR, proximal": {"method": "NPR-DDPM", "way": "proximal"},
     "DiffPIR": {"method": "DiffPIR"},
 }
+SCORES = ("psnr", "perceptual", "cover50", "cover90", "crps")
+BASELINES = ("DPS", "PiGDM")
+Scored = dict[str, Tensor]  # by the name of a score: one number per image
 
 
 def tasks(shape: tuple[int, ...]) -> dict[str, Operator]:
@@ -51,7 +54,7 @@ def tasks(shape: tuple[int, ...]) -> dict[str, Operator]:
     }
 
 
-def measured(operator: Operator, images: torch.Tensor, first: int) -> torch.Tensor:
+def measured(operator: Operator, images: Tensor, first: int) -> Tensor:
     """Measurements with noise; those of an image do not depend on its group."""
     rows = []
     for number, image in enumerate(images):
@@ -61,177 +64,170 @@ def measured(operator: Operator, images: torch.Tensor, first: int) -> torch.Tens
     return torch.stack(rows)
 
 
-def scores(samples: torch.Tensor, truth: torch.Tensor) -> dict[str, list[float]]:
-    """Per image: samples and truth in 8-bit levels, as the truth is known no better."""
-    drawn, known = ((x.double() * 127.5).round() / 127.5 for x in (samples, truth))
-    return {
-        "psnr": psnr(samples.mean(1), truth).tolist(),
-        "cover50": coverage(drawn, known, 0.5).flatten(1).mean(1).tolist(),
-        "cover90": coverage(drawn, known, 0.9).flatten(1).mean(1).tolist(),
-        "crps": crps(samples, truth).flatten(1).mean(1).tolist(),
-    }
+class Comparison:
+    """All that is restored and scored, kept line by line in a file."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.model: Bundle = load(options.bundle)
+        self.images = held_out(options)
+        self.operators = tasks(tuple(self.model.image_shape))
+        self._extractor = find_extractor("fashion" if options.bundle == "fashion" else "lite0")
+        self._unit = spread(self._extractor, self.images)
+        self._lines = [json.loads(line) for line in _text(options.out).splitlines()]
+
+    def scored(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Task, method and line of every group; what is missing is restored, unless a table alone is asked for.
+
+        Group by group, so that a stopped run has compared all methods.
+        """
+        told = self.options
+        end = told.first + told.images
+        for first in range(told.first, end, told.group):
+            numbers = range(first, min(first + told.group, end))
+            found = [
+                (task, name, self._line(task, name, numbers, strength=self._strength(task, name)))
+                for task in self.operators
+                for name in METHODS
+            ]
+            yield from ((task, name, line) for task, name, line in found if all(line for *_, line in found) and line)
+
+    def _strength(self, task: str, name: str) -> float | None:
+        """The best on images that are not scored, for methods that have one."""
+        if name not in STRENGTHS:
+            return None
+        last = range(len(self.images) - self.options.tuning, len(self.images))
+        trials = {strength: self._line(task, name, last, strength=strength) for strength in STRENGTHS[name]}
+        return max(trials, key=lambda strength: sum((trials[strength] or {"psnr": []})["psnr"]))
+
+    def _line(self, task: str, name: str, numbers: range, *, strength: float | None) -> dict[str, Any] | None:
+        """The line of a group: found, or made and written."""
+        told = self.options
+        size = {"bundle": told.bundle, "samples": told.samples, "steps": told.steps, "noise": NOISE_STD}
+        key = {**size, "task": task, "method": name, "strength": strength, "images": [numbers.start, len(numbers)]}
+        for line in self._lines:
+            if all(line[part] == value for part, value in key.items()):
+                return line
+        if told.table:
+            return None
+        line = key | self._restored(task, METHODS[name] | ({} if strength is None else {"strength": strength}), numbers)
+        self._lines.append(line)
+        told.out.parent.mkdir(parents=True, exist_ok=True)
+        with told.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return line
+
+    def _restored(self, task: str, method: Mapping[str, Any], numbers: range) -> dict[str, Any]:
+        operator, truth, told = self.operators[task], self.images[numbers.start : numbers.stop], self.options
+        y = measured(operator, truth, numbers.start)
+        options: dict[str, Any] = {"steps": told.steps, "samples": told.samples, "batch_size": told.batch_size}
+        began = time.process_time()
+        found = restore(self.model, y, operator, NOISE_STD, seed=numbers.start, **options, **method)
+        seconds = time.process_time() - began
+        drawn, known = ((x.double() * 127.5).round() / 127.5 for x in (found.samples, truth))  # the truth is no finer
+        scores = {
+            "psnr": psnr(found.mean, truth),
+            "perceptual": perceptual(self._extractor, found.samples, truth) / self._unit,
+            "cover50": coverage(drawn, known, 0.5).flatten(1).mean(1),
+            "cover90": coverage(drawn, known, 0.9).flatten(1).mean(1),
+            "crps": crps(found.samples, truth).flatten(1).mean(1),
+            "residual": found.residual.square().mean(1).sqrt(),
+        }
+        rounded = {name: [round(float(value), 5) for value in values] for name, values in scores.items()}
+        passes = {"evaluations": found.evaluations, "gradients": found.gradients, "unsolved": found.unsolved}
+        return rounded | passes | {"cpu_seconds": round(seconds, 2)}
 
 
-def run(
-    model: Any, operator: Operator, images: torch.Tensor, first: int, options: dict[str, Any], arguments: Any
-) -> dict[str, Any]:
-    """Restore a group of images and score it."""
-    y = measured(operator, images, first)
-    started = time.perf_counter()
-    found = restore(
-        model,
-        y,
-        operator,
-        NOISE_STD,
-        steps=arguments.steps,
-        samples=arguments.samples,
-        seed=first,
-        batch_size=arguments.batch_size,
-        **options,
-    )
-    done: dict[str, Any] = scores(found.samples, images)
-    return {
-        **done,
-        "residual": found.residual.square().mean(1).sqrt().tolist(),
-        "evaluations": found.evaluations,
-        "gradients": found.gradients,
-        "unsolved": found.unsolved,
-        "seconds": time.perf_counter() - started,
-    }
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
-def kept(path: Path, make: Any) -> dict[str, Any]:
-    """What the file holds, or what is made and written now."""
-    if path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    made: dict[str, Any] = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(made))
-    scratch.replace(path)
-    return made
+def features_of(extractor: Extractor, images: Tensor) -> Tensor:
+    """Features (n, d) of images in [-1, 1]."""
+    return extractor.features(ImageSet(to_8bit(images), None, "restored"))
 
 
-def file_name(*words: object) -> str:
-    """A file's name made of words."""
-    return "-".join("".join(c if c.isalnum() else "_" for c in str(word)) for word in words) + ".json"
+def perceptual(extractor: Extractor, samples: Tensor, truth: Tensor) -> Tensor:
+    """Mean squared distance of samples (B, S, *D) to the truth (B, *D) in features, (B,)."""
+    drawn = features_of(extractor, samples.flatten(0, 1)).unflatten(0, samples.shape[:2])
+    return (drawn - features_of(extractor, truth).unsqueeze(1)).square().mean((1, 2))
 
 
-def tuned(model: Any, task: str, operator: Operator, name: str, images: torch.Tensor, arguments: Any) -> dict[str, Any]:
-    """Options of a method; the strength of those that have one is the best on images that are not scored."""
-    options = METHODS[name]
-    if name not in STRENGTHS:
-        return options
-    last = images[-arguments.tuning :]
-    found = {}
-    for strength in STRENGTHS[name]:
-        path = arguments.out / file_name(task, name, "strength", strength)
-        trial = {**options, "strength": strength}
-        result = kept(path, lambda trial=trial: run(model, operator, last, 10_000, trial, arguments))
-        found[strength] = sum(result["psnr"])
-    return {**options, "strength": max(found, key=lambda strength: found[strength])}
+def spread(extractor: Extractor, images: Tensor) -> float:
+    """Mean squared distance of two different images in features: 1 is then as far as an unrelated image."""
+    return float(2 * features_of(extractor, images).var(0).mean())
 
 
-def table(rows: dict[str, dict[str, torch.Tensor]], costs: dict[str, tuple[int, int]], baselines: list[str]) -> None:
-    """Print one task as Markdown: means, and differences from the baselines, paired by image."""
-    beside = [name for name in baselines if name in rows]
-    header = ["method", "PSNR", "50 %", "90 %", "CRPS", "passes", *(f"PSNR and 90 %, less {name}" for name in beside)]
-    print(f"| {' | '.join(header)} |")
-    print("|---|" + "---:|" * (5 + len(beside)))
+def print_table(rows: Mapping[str, Scored], costs: Mapping[str, str]) -> None:
+    """One task as Markdown: means with standard errors, and differences from the baselines, paired by image."""
+    beside = [name for name in BASELINES if name in rows]
+    header = [
+        "method",
+        "PSNR",
+        "perceptual",
+        "50 %",
+        "90 %",
+        "CRPS",
+        "passes, CPU time",
+        *(f"less {n}" for n in beside),
+    ]
+    print(f"| {' | '.join(header)} |\n|---|" + "---:|" * (6 + len(beside)))
     for name, found in rows.items():
-        means = {key: float(value.mean()) for key, value in found.items()}
-        cells = [
-            f"{means['psnr']:.2f} ± {standard_error(found['psnr']):.2f}",
-            *(f"{means[key]:.3f}" for key in ("cover50", "cover90")),
-            f"{means['crps']:.4f}",
-            f"{costs[name][0]} + {costs[name][1]}",
-            *("" if name == other else f"{less(found, rows[other])}" for other in beside),
-        ]
+        cells = [f"{_mean(found[key], digits)}" for key, digits in zip(SCORES, (2, 3, 3, 3, 4), strict=True)]
+        cells += [costs[name], *("" if name == other else _less(found, rows[other]) for other in beside)]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
-def standard_error(values: torch.Tensor) -> float:
-    """Of a mean."""
-    return float(values.std() / len(values) ** 0.5)
+def _mean(values: Tensor, digits: int) -> str:
+    return f"{float(values.mean()):+.{digits}f} ± {float(values.std() / len(values) ** 0.5):.{digits}f}".removeprefix(
+        "+"
+    )
 
 
-def less(found: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> str:
-    """Differences of PSNR and of 90 % coverage with their standard errors."""
-    gaps = [(found[key] - other[key], decimals) for key, decimals in (("psnr", 2), ("cover90", 3))]
-    return ", ".join(f"{float(gap.mean()):+.{d}f} ± {standard_error(gap):.{d}f}" for gap, d in gaps)
+def _less(found: Scored, other: Scored) -> str:
+    """How much higher the PSNR is, and how much nearer the coverage of 90 %."""
+    nearer = (found["cover90"] - 0.9).abs() - (other["cover90"] - 0.9).abs()
+    return f"PSNR {_mean(found['psnr'] - other['psnr'], 2)}, miss of 90 % {_mean(nearer, 3)}"
 
 
-def write_record(path: Path, found: Mapping[str, Any], costs: Mapping[str, tuple[int, int]], told: Any) -> None:
-    """One line per task and method: its settings, and the scores of each image."""
-    settings = {name: getattr(told, name) for name in ("bundle", "samples", "steps", "first")}
-    lines = [
-        {
-            "task": task,
-            "method": name,
-            **settings,
-            "noise": NOISE_STD,
-            "passes": list(costs[name]),
-            **{key: [round(float(value), 5) for value in values] for key, values in scored.items()},
-        }
-        for task, rows in found.items()
-        for name, scored in rows.items()
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-
-def held_out(arguments: Any) -> torch.Tensor:
-    """Test images in [-1, 1]; all of one run, in the order of the data."""
-    if arguments.data is None:
-        return test_images(arguments.bundle)
-    wanted = arguments.first + arguments.images + arguments.tuning
-    return data.load(arguments.data, "test").x_0(torch.arange(wanted))
+def held_out(options: argparse.Namespace) -> Tensor:
+    """Test images in [-1, 1]: those scored, and behind them those that strengths are chosen on."""
+    wanted = options.first + options.images + options.tuning
+    images = test_images(options.bundle) if options.data is None else data.load(options.data, "test").x_0()[:wanted]
+    if len(images) < wanted:
+        raise SystemExit(f"there are only {len(images)} images, {wanted} are asked for")
+    return images[:wanted]
 
 
 def main() -> None:
     """Run what is missing, and print all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, help="the file of lines")
     parser.add_argument("--bundle", default="fashion")
     parser.add_argument("--data", help="test images, such as data/cifar10.npz; by default those that come with it")
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--first", type=int, default=16, help="the first image scored; those before served development")
     parser.add_argument("--tuning", type=int, default=8, help="images that strengths are chosen on")
-    parser.add_argument("--samples", type=int, default=19)  # with 19 the 90 % interval ends at samples
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--group", type=int, default=8, help="images in a file")
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--methods", default=";".join(METHODS))
-    parser.add_argument("--record", type=Path, help="a file of JSON lines for the scores of all images")
-    arguments = parser.parse_args()
-    model, images = load(arguments.bundle), held_out(arguments)
-    if arguments.first + arguments.images + arguments.tuning > len(images):
-        parser.error(f"there are only {len(images)} images")
-    arguments.out = arguments.out / file_name(arguments.bundle, arguments.samples, arguments.steps)[:-5]
-    found: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
-    costs: dict[str, tuple[int, int]] = {}
-    operators = tasks(tuple(model.image_shape))
-    names = arguments.methods.split(";")
-    end = arguments.first + arguments.images
-    for first in range(arguments.first, end, arguments.group):  # all methods of a group, so that a stopped run compares
-        group = images[first : min(first + arguments.group, end)]
-        for task, operator in operators.items():
-            for name in names:
-                options = tuned(model, task, operator, name, images, arguments)
-                chosen = [options["strength"]] if "strength" in options else []
-                path = arguments.out / file_name(task, name, *chosen, first, len(group))
-                result = kept(path, lambda o=operator, g=group, f=first, k=options: run(model, o, g, f, k, arguments))
-                costs[name] = result["evaluations"], result["gradients"]
-                rows = found.setdefault(task, {}).setdefault(name, {})
-                for key in ("psnr", "cover50", "cover90", "crps", "residual"):
-                    new = torch.tensor(result[key], dtype=torch.float64)
-                    rows[key] = torch.cat([rows[key], new]) if key in rows else new
+    parser.add_argument("--samples", type=int, default=19)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--group", type=int, default=8, help="images in a line")
+    parser.add_argument("--batch-size", type=int, default=36)
+    parser.add_argument("--table", action="store_true", help="restore nothing")
+    found: dict[str, dict[str, Scored]] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for task, name, line in Comparison(parser.parse_args()).scored():
+        rows = found.setdefault(task, {}).setdefault(name, {})
+        lines.setdefault(name, []).append(line)
+        for key in SCORES:
+            rows[key] = torch.cat([rows.get(key, torch.empty(0)), torch.tensor(line[key])]).double()
+    cheapest = [line["cpu_seconds"] for line in lines.get("NPR, proximal", [])]
+    costs = {}
+    for name, own in lines.items():
+        ratio = median(line["cpu_seconds"] / least for line, least in zip(own, cheapest, strict=True))
+        costs[name] = f"{own[0]['evaluations']} + {own[0]['gradients']}, {ratio:.1f}"
     for task, rows in found.items():
-        print(f"\n### {task}\n")
-        table(rows, costs, ["DPS", "PiGDM"])
-    if arguments.record:
-        write_record(arguments.record, found, costs, arguments)
+        print(f"\n### {task}: {len(next(iter(rows.values()))['psnr'])} images\n")
+        print_table(rows, costs)
 
 
 if __name__ == "__main__":

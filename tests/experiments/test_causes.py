@@ -1,0 +1,66 @@
+"""What docs/covariances.md says of causes is what was measured: its lines are in measurements/causes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/covariances.md").read_text(encoding="utf-8")
+ROWS = {
+    "colours": "between colours alone",
+    "positions": "between positions alone",
+    "fast": "both",
+    "exact": "both, as a dense matrix",
+}
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    """The lines of a file of causes."""
+    return [json.loads(line) for line in (ROOT / f"measurements/causes/{name}.jsonl").read_text().splitlines()]
+
+
+CORRELATED = {(line["bundle"], line["steps"]): line for line in lines("correlated-parts")}
+SN = {line["row"]: line for line in lines("sn-parts")}
+
+
+def row_of_page(start: str) -> list[str]:
+    """The cells of the row that begins so, without bold letters."""
+    (row,) = (line for line in PAGE.replace("**", "").splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in row.strip("| ").split("|")]
+
+
+@pytest.mark.parametrize("part", ROWS)
+def test_the_parts_of_the_gain_of_correlations_stand_in_the_page(part):
+    places = [("cifar10", 10), ("cifar10", 25), ("fashion", 10), ("fashion", 25)]
+    wanted = [CORRELATED[place].get(f"{part} less npr") for place in places]
+    words = ["" if gap is None else f"−{-gap['mean']:.3f} ± {gap['standard_error']:.3f}" for gap in wanted]
+    assert (row_of_page(ROWS[part])[1:] + ["", ""])[:4] == words
+
+
+def test_colours_and_positions_both_gain_and_together_more_than_their_sum():
+    for K in (10, 25):
+        line = CORRELATED["cifar10", K]
+        gains = {part: line[f"{part} less npr"]["mean"] for part in ("colours", "positions", "fast")}
+        for part in ("colours", "positions"):
+            assert gains[part] < -5 * line[f"{part} less npr"]["standard_error"]
+        assert gains["fast"] < gains["colours"] + gains["positions"]
+
+
+def test_even_the_dense_form_gains_less_than_a_tenth_of_a_bit_on_fashion_in_25_steps():
+    gap = CORRELATED["fashion", 25]["exact less npr"]
+    assert gap["mean"] - 2 * gap["standard_error"] > -0.10
+    assert CORRELATED["fashion", 25]["share of lam2"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("measured", "start"),
+    [("SN", "SN | SN"), ("SN's level, NPR's pattern", "SN | NPR"), ("NPR's level, SN's pattern", "NPR | SN")],
+)
+def test_level_and_pattern_of_sn_both_cost_a_little(measured, start):
+    gap, error = SN[measured]["difference"], SN[measured]["standard_error"]
+    assert row_of_page(start)[-1] == f"+{gap:.4f} ± {error:.4f}"
+    assert gap > 3 * error
