@@ -7,8 +7,8 @@ The curves are the measured cells of `optcov table bpd`; the images are test ima
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,4 +94,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", help="the PNG file to write")
+    main(parser.parse_args().picture)

@@ -38,7 +38,7 @@ def test_the_parts_of_the_gain_of_correlations_stand_in_the_page(part):
     places = [("cifar10", 10), ("cifar10", 25), ("fashion", 10), ("fashion", 25)]
     wanted = [CORRELATED[place].get(f"{part} less npr") for place in places]
     words = ["" if gap is None else f"−{-gap['mean']:.3f} ± {gap['standard_error']:.3f}" for gap in wanted]
-    assert (row_of_page(ROWS[part])[1:] + ["", ""])[:4] == words
+    assert [*row_of_page(ROWS[part])[1:], "", ""][:4] == words
 
 
 def test_colours_and_positions_both_gain_and_together_more_than_their_sum():

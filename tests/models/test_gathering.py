@@ -148,7 +148,10 @@ def test_the_command_gathers_what_frechet_compares_with(tmp_path: Path, capsys: 
     rows = FeatureStatistics.load(out).rows
     assert rows is not None
     assert result["kernel"]["standard_error"] > 0
+    packed = tmp_path / "packed.npz"
+    run("statistics", tmp_path / "a.npy", packed, "--features", "fashion", "--rows", 50, "--packed")
     plain = FeatureStatistics.load(out)
+    torch.testing.assert_close(FeatureStatistics.load(packed).covariance, plain.covariance)
     replace(plain, rows=None).save(tmp_path / "plain.npz")
     refused = CommandLine(capsys)("frechet", tmp_path / "b.npy", tmp_path / "plain.npz", "--kernel")
     assert refused.code == 2

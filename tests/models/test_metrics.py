@@ -155,6 +155,19 @@ def test_statistics_are_written_and_read_in_the_usual_form(tmp_path: Path) -> No
         plain.merge(whole)
 
 
+def test_packed_statistics_take_half_the_space_and_read_the_same(tmp_path: Path) -> None:
+    whole = FeatureStatistics.of(features(50, 40))
+    whole.save(tmp_path / "a.npz")
+    whole.save(tmp_path / "packed.npz", packed=True)
+    found = FeatureStatistics.load(tmp_path / "packed.npz")
+    torch.testing.assert_close(found.covariance, whole.covariance, rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.mean, whole.mean)
+    assert (tmp_path / "packed.npz").stat().st_size < 0.6 * (tmp_path / "a.npz").stat().st_size
+    np.savez(tmp_path / "short.npz", mu=np.zeros(3), sigma=np.zeros(5))
+    with pytest.raises(MetricError, match=r"a covariance \(d, d\)"):
+        FeatureStatistics.load(tmp_path / "short.npz")
+
+
 @pytest.mark.parametrize(
     ("mu", "sigma", "reason"),
     [

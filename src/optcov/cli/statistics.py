@@ -15,6 +15,7 @@ def command(
     out: Path = typer.Argument(help="The .npz file to write: mu, sigma, and some features for the kernel distance."),
     features: str = typer.Option("inception", help="Feature extractor: inception, lite0, fashion or inception:FILE."),
     rows: int = typer.Option(10000, min=2, help="Random images whose features are kept for the kernel distance."),
+    packed: bool = typer.Option(False, "--packed", help="Half the space for sigma; only optcov reads it."),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
     """Compute reference statistics for FID and other distances. An interrupted command resumes."""
@@ -32,7 +33,7 @@ def command(
     else:
         announce(f"gathers the features of {extractor.distance} of {len(images):,} images of {data} for {out}")
     with resumable(out.parent):
-        steps = gather_statistics(images, extractor, out, rows=rows)
+        steps = gather_statistics(images, extractor, out, rows=rows, packed=packed)
         for step in track(steps, len(images), "gathering", "images", fresh(lambda step: step.done)):
             if step.done % 1000 == 0:
                 announce(f"{step.done:,} of {step.total:,} images")

@@ -67,10 +67,12 @@ def gather_statistics(
     rows: int = ROWS,
     batch: int = BATCH,
     keep_every: int = KEEP_EVERY,
+    packed: bool = False,
 ) -> Iterator[Gathered]:
     """Write mean and covariance of the features of all images to a .npz file, with some of the features.
 
-    Yields after each batch. The same call goes on after an interruption; if the file is there already, it ends at once.
+    packed: as `FeatureStatistics.save` takes it. Yields after each batch. The same call goes on after an interruption;
+    if the file is there already, it ends at once.
     """
     if check_place(images, extractor, path, rows):
         return
@@ -79,11 +81,11 @@ def gather_statistics(
         if not held:
             raise MetricError(f"{path} is being gathered by another process; wait for it, or choose another file")
         storage.remove_leftovers(path.parent, (f".{path.name}.*.part", f".{progress_file(path).name}.*.part"))
-        yield from _gather(images, extractor, path, identity, keep_every)
+        yield from _gather(images, extractor, path, identity, keep_every, packed)
 
 
 def _gather(
-    images: ImageSet, extractor: Extractor, path: Path, identity: Identity, keep_every: int
+    images: ImageSet, extractor: Extractor, path: Path, identity: Identity, keep_every: int, packed: bool
 ) -> Iterator[Gathered]:
     chosen = kept_rows(len(images), int(identity["rows"]))
     batch, so_far = int(identity["batch"]), _resume(path, identity)
@@ -99,7 +101,7 @@ def _gather(
             _keep(path, so_far, identity)
         yield Gathered(min(start + batch, len(images)), len(images))
     assert so_far is not None  # a set of images has one at least
-    replace(so_far, features=extractor.identity, images=images.checksum).save(path)
+    replace(so_far, features=extractor.identity, images=images.checksum).save(path, packed)
     progress_file(path).unlink(missing_ok=True)
 
 

@@ -94,8 +94,11 @@ class FeatureStatistics:
         features = self.features if self.features == other.features else None
         return FeatureStatistics(self.mean + difference * (m / (n + m)), scatter / (n + m - 1), n + m, features)
 
-    def save(self, path: Path) -> None:
-        """Write as npz: mu and sigma, the usual names, and what else is known; texts as bytes of UTF-8."""
+    def save(self, path: Path, packed: bool = False) -> None:
+        """Write as npz: mu and sigma, the usual names, and what else is known; texts as bytes of UTF-8.
+
+        packed: sigma is its lower triangle in one row, which takes half the space, and which only optcov reads.
+        """
         arrays = {"mu": self.mean.numpy(), "sigma": self.covariance.numpy()}
         if self.count is not None:
             arrays["count"] = np.array(self.count)
@@ -105,6 +108,8 @@ class FeatureStatistics:
         if self.rows is not None:
             # compact, as there are many numbers: float16 rows, and then float32 will do for the covariance too
             arrays |= {"sigma": self.covariance.float().numpy(), "rows": self.rows.half().numpy()}
+        if packed:
+            arrays["sigma"] = arrays["sigma"][np.tril_indices(self.dimension)]
         with storage.atomic_writer(path) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
 
@@ -119,6 +124,8 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
     if not {"mu", "sigma"} <= set(arrays):
         raise MetricError(f"{path} holds {', '.join(arrays)}; statistics need mu and sigma")
     mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)) for name in ("mu", "sigma"))
+    if mean.ndim == 1 and covariance.shape == (len(mean) * (len(mean) + 1) // 2,):
+        covariance = _unpacked(covariance, len(mean))
     count = arrays.get("count")
     if count is not None and (count.shape != () or count.dtype.kind not in "iu" or int(count) < 1):
         raise MetricError(f"{path}: the count must be an integer of at least 1")
@@ -133,6 +140,14 @@ def statistics_from(arrays: dict[str, np.ndarray[Any, Any]], path: Path) -> Feat
     except MetricError as error:
         raise MetricError(f"{path}: {error}") from error
     return statistics
+
+
+def _unpacked(triangle: Tensor, size: int) -> Tensor:
+    """The symmetric matrix (size, size) of which these are the rows up to the diagonal."""
+    matrix = triangle.new_zeros(size, size)
+    rows, columns = torch.tril_indices(size, size)
+    matrix[rows, columns] = matrix[columns, rows] = triangle
+    return matrix
 
 
 def _text(arrays: dict[str, np.ndarray[Any, Any]], name: str, path: Path) -> str | None:
