@@ -31,6 +31,7 @@ from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
 from optcov.prediction import take
+from optcov.schedule import Schedule
 from optcov.solvers import (
     BridgeNoise,
     DataMoments,
@@ -72,6 +73,21 @@ def times_from(last: float) -> Any:
     return lambda bundle, K: Trajectory.karras(bundle.schedule, K, first_sigma=FIRST_SIGMA, last_sigma=last)
 
 
+def times_down_to(first: float) -> Any:
+    """Those of Bridge 2M down to another noise-to-signal ratio."""
+
+    def times(bundle: Bundle, K: int) -> Trajectory:
+        last = sigma_of(bundle.schedule, default_times(bundle, K).times[-1])
+        return Trajectory.karras(bundle.schedule, K, first_sigma=first, last_sigma=last)
+
+    return times
+
+
+def sigma_of(schedule: Schedule, t: float) -> float:
+    """Noise over signal at a time."""
+    return float((-schedule.log_snr(t) / 2).exp())
+
+
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
     "Bridge 2M, eta near 0, first step at 160": {"eta": 1e-4, "matched": False, "times": largest_times},
@@ -80,6 +96,10 @@ ROWS: dict[str, dict[str, Any]] = {
     **{
         f"Bridge 2M, first step at {last}": {"eta": 0.3, "matched": False, "times": times_from(last)}
         for last in (80, 40, 20)
+    },
+    **{
+        f"Bridge 2M, last step at {first}": {"eta": 0.3, "matched": False, "times": times_down_to(first)}
+        for first in (0.15, 0.3)
     },
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},

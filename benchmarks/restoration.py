@@ -2,8 +2,8 @@
 
 Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. The file gets
 one line per task, method and group of images, so that a stopped run goes on. DPS and DiffPIR are tuned: the best of a
-few strengths, by PSNR on images that are not scored. Prints the tables of docs/restoration.md; --table prints those of
-the groups that all methods have.
+few strengths, by PSNR on images that are not scored. The coverage of a mask is that of its hidden pixels. Prints the
+tables of docs/restoration.md; --table prints those of the groups that all methods have.
 """
 
 from __future__ import annotations
@@ -124,18 +124,24 @@ class Comparison:
         began = time.process_time()
         found = restore(self.model, y, operator, NOISE_STD, seed=numbers.start, **options, **method)
         seconds = time.process_time() - began
-        drawn, known = ((x.double() * 127.5).round() / 127.5 for x in (found.samples, truth))  # the truth is no finer
+        drawn, known = to_8bit(found.samples), to_8bit(truth)  # the truth is no finer
+        hidden = 1 - operator.mask if isinstance(operator, Mask) else torch.ones_like(truth[0])
         scores = {
             "psnr": psnr(found.mean, truth),
             "perceptual": perceptual(self._extractor, found.samples, truth) / self._unit,
-            "cover50": coverage(drawn, known, 0.5).flatten(1).mean(1),
-            "cover90": coverage(drawn, known, 0.9).flatten(1).mean(1),
+            "cover50": mean_over(coverage(drawn, known, 0.5), hidden),
+            "cover90": mean_over(coverage(drawn, known, 0.9), hidden),
             "crps": crps(found.samples, truth).flatten(1).mean(1),
             "residual": found.residual.square().mean(1).sqrt(),
         }
         rounded = {name: [round(float(value), 5) for value in values] for name, values in scores.items()}
         passes = {"evaluations": found.evaluations, "gradients": found.gradients, "unsolved": found.unsolved}
         return rounded | passes | {"cpu_seconds": round(seconds, 2)}
+
+
+def mean_over(values: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean of (B, *D) over the pixels, (B,)."""
+    return (values * weights).flatten(1).sum(1) / weights.expand_as(values[0]).sum()
 
 
 def _text(path: Path) -> str:
@@ -185,9 +191,17 @@ def _mean(values: Tensor, digits: int) -> str:
 
 
 def _less(found: Scored, other: Scored) -> str:
-    """How much higher the PSNR is, and how much nearer the coverage of 90 %."""
-    nearer = (found["cover90"] - 0.9).abs() - (other["cover90"] - 0.9).abs()
-    return f"PSNR {_mean(found['psnr'] - other['psnr'], 2)}, miss of 90 % {_mean(nearer, 3)}"
+    """How much higher the PSNR is, and how much nearer to 90 % the mean coverage."""
+    gap, error = nearer(found["cover90"], other["cover90"])
+    return f"PSNR {_mean(found['psnr'] - other['psnr'], 2)}, miss of 90 % {gap:+.3f} ± {error:.3f}"
+
+
+def nearer(found: Tensor, other: Tensor, level: float = 0.9, draws: int = 2000) -> tuple[float, float]:
+    """How far the mean of one coverage is from its level, less the same of another; its error by a paired bootstrap."""
+    miss = [(values.mean() - level).abs() for values in (found, other)]
+    rows = torch.randint(len(found), (draws, len(found)), generator=torch.Generator().manual_seed(0))
+    again = [(values[rows].mean(1) - level).abs() for values in (found, other)]
+    return float(miss[0] - miss[1]), float((again[0] - again[1]).std())
 
 
 def held_out(options: argparse.Namespace) -> Tensor:

@@ -9,7 +9,7 @@ from class_bundles import class_bundle
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, oracle
 from optcov.bundle import Bundle
 from optcov.bundle.spectra import Spectra
-from optcov.inverse import Average, Blur, Identity, Linear, Mask, restore
+from optcov.inverse import Average, Blur, Identity, Linear, Mask, Operator, restore
 from optcov.inverse.scores import coverage, crps, psnr
 from small_bundles import SHAPE, small_bundle
 
@@ -48,14 +48,39 @@ def test_every_method_gives_finite_samples_that_do_not_depend_on_the_batch(bundl
     assert whole.evaluations == 3
 
 
+@pytest.mark.parametrize("noise_std", [0.1, 0.0])
 @pytest.mark.parametrize("method", ["NPR-DDPM", "CNPR-DDPM"])
-def test_systems_of_conjugate_gradients_do_not_depend_on_the_batch_either(bundle: Bundle, method: str):
-    blur = Blur.gaussian(SHAPE, 1.0)
+def test_systems_of_conjugate_gradients_do_not_depend_on_the_batch_either(
+    bundle: Bundle, method: str, noise_std: float
+):
+    """Without noise the system of a blur is singular to all digits of float32; it is solved all the same."""
+    blur = Blur.gaussian(SHAPE, 1.5)
     y = blur.apply(measurement())
     whole, parts = (
-        restore(bundle, y, blur, 0.1, steps=3, samples=3, method=method, batch_size=size) for size in (6, 2)
+        restore(bundle, y, blur, noise_std, steps=3, samples=3, method=method, batch_size=size) for size in (6, 2)
     )
     assert torch.allclose(whole.samples, parts.samples, atol=1e-3)
+    assert whole.unsolved == 0
+
+
+def test_pixels_that_are_hidden_may_be_nan(bundle: Bundle):
+    y = measurement(1)
+    marked = torch.where(MASK.mask > 0, y, float("nan"))
+    first, second = (restore(bundle, each, MASK, 0.1, steps=2, samples=1) for each in (y, marked))
+    assert torch.equal(first.samples, second.samples)
+
+
+def test_a_map_that_cannot_be_differentiated_is_restored_by_every_baseline(bundle: Bundle):
+    half = Linear(lambda x: x.detach() / 2, lambda y: y.detach() / 2, SHAPE)
+    for method in ("NPR-DDPM", "DPS", "PiGDM", "DiffPIR"):
+        restore(bundle, torch.zeros(SHAPE), half, 0.1, steps=2, samples=1, method=method)
+
+
+def test_entries_that_no_part_reaches_do_not_count_in_the_residual():
+    """The first row of the average lies over hidden pixels alone."""
+    shape = (1, 8, 8)
+    average = Average(shape, 4) @ Mask.box(shape, 0, 0, 4, 8)
+    assert average.seen[0].tolist() == [[0, 0], [1, 1]]
 
 
 def test_a_correlated_covariance_moves_hidden_pixels_without_a_gradient(bundle: Bundle):
@@ -87,7 +112,7 @@ def test_saving_again_leaves_no_older_samples(bundle: Bundle, tmp_path):
         restore(bundle, measurement(1)[0], MASK, 0.1, steps=2, samples=samples).save(tmp_path)
     assert len(list((tmp_path / "samples").iterdir())) == 2
     found = restore(bundle, measurement(1)[0], MASK, 0.1, steps=2, samples=1)
-    with pytest.raises(ValueError, match="the truth is not a finite image"):
+    with pytest.raises(ValueError, match="the truth is no finite tensor"):
         found.save(tmp_path / "other", torch.full(SHAPE, float("nan")))
     assert not (tmp_path / "other").exists()
 
@@ -168,6 +193,20 @@ def test_a_condition_belongs_to_its_measurement():
     assert bool((found.samples[1] > 2).all())
 
 
+class WrongAdjoint(Operator):
+    """2 x, with the adjoint 3 y."""
+
+    shape = measurement_shape = SHAPE
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def adjoint(self, y: torch.Tensor) -> torch.Tensor:
+        return 3 * y
+
+
+COLUMN = torch.ones(8, 1) / 8  # of single precision
+SINGLE = Linear(lambda x: (x @ COLUMN)[:, 0, :, 0], lambda y: y[:, None, :, None] @ COLUMN.T, SHAPE)
 BAD = [
     ({"noise_std": -0.1}, "noise_std = -0.1 is not a standard deviation"),
     ({"noise_std": float("nan")}, "not a standard deviation"),
@@ -181,6 +220,12 @@ BAD = [
     ({"method": "Euler-Maruyama"}, "a solver without a covariance"),
     ({"way": "magic"}, "not one of proximal, guidance"),
     ({"strength": 2.0}, "for DPS and DiffPIR only"),
+    ({"strength": 2.0, "method": "PiGDM"}, "for DPS and DiffPIR only"),
+    ({"strength": 0.0, "method": "DPS"}, "strength = 0.0 is not above 0"),
+    ({"way": "proximal", "method": "DPS"}, "DPS has its own"),
+    ({"steps": 1}, "steps = 1 has no step from noise to noise"),
+    ({"operator": WrongAdjoint()}, "adjoint is not the adjoint of apply"),
+    ({"measurement": torch.zeros(8, dtype=torch.float64), "operator": SINGLE}, "apply failed on a batch .*float64"),
     ({"samples": 0}, "samples = 0"),
     ({"tolerance": 2.0}, "tolerance"),
     ({"trajectory": "zigzag"}, "not one of even"),
@@ -240,3 +285,19 @@ def test_crps_is_least_for_the_right_spread():
 
 def test_psnr_of_a_known_error():
     assert float(psnr(torch.full((1, 4), 0.2), torch.zeros(1, 4))) == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    ("score", "samples", "truth", "said"),
+    [
+        (lambda s, x: coverage(s, x, 0.9), torch.zeros(1, 0, 3), torch.zeros(1, 3), "S of at least 1"),
+        (lambda s, x: coverage(s, x, None), torch.zeros(1, 2, 3), torch.zeros(1, 3), "level = None"),
+        (lambda s, x: coverage(s, x, 0.9), torch.full((1, 2, 3), float("nan")), torch.zeros(1, 3), "NaN"),
+        (crps, torch.zeros(1, 1, 3), torch.zeros(1, 3), "S of at least 2"),
+        (crps, torch.zeros(1, 2, 3), torch.full((1, 3), float("inf")), "infinity"),
+        (crps, torch.zeros(1, 2, 3), torch.zeros(1, 4), "but the truth has"),
+    ],
+)
+def test_what_has_no_score_is_refused(score, samples, truth, said):
+    with pytest.raises(ValueError, match=said):
+        score(samples, truth)

@@ -13,7 +13,8 @@ from optcov.inverse.operators import Map, Operator, check_image
 from optcov.schedule import check_number, is_whole
 
 BORDERS = ("periodic", "zero")
-MARGIN = 1e-3  # of the mean eigenvalue: a preconditioner must not divide by the zeros of a spectrum
+LARGEST = 1e6  # of a kernel: beyond, squares leave the range of float32
+MARGIN = 1e-5  # of the mean eigenvalue: a preconditioner must not divide by the zeros of a spectrum
 
 
 @final
@@ -30,12 +31,14 @@ class Blur(Operator):
         self.shape = self.measurement_shape = check_image(shape)
         if border not in BORDERS:
             raise ValueError(f"border = {border!r} is not one of {', '.join(BORDERS)}")
-        if not isinstance(kernel, Tensor) or kernel.ndim not in (1, 2) or not all(n % 2 for n in kernel.shape):
-            found = tuple(kernel.shape) if isinstance(kernel, Tensor) else type(kernel).__name__
-            raise ValueError(f"a blur kernel is a tensor (h, w) or (h,) with odd sides, got {found}; pad it by zeros")
+        if not isinstance(kernel, Tensor) or kernel.is_complex() or kernel.ndim not in (1, 2):
+            found = f"{kernel.dtype} {tuple(kernel.shape)}" if isinstance(kernel, Tensor) else type(kernel).__name__
+            raise ValueError(f"a blur kernel is a tensor of real numbers (h, w) or (h,), got {found}; convert it")
+        if not all(n % 2 for n in kernel.shape):
+            raise ValueError(f"a blur kernel has odd sides, got {tuple(kernel.shape)}; pad it by zeros")
         kernel = kernel.detach().double().cpu()
-        if not bool(kernel.isfinite().all()) or not bool(kernel.any()):
-            raise ValueError("a blur kernel holds finite numbers that are not all 0")
+        if not bool((kernel.abs() <= LARGEST).all()) or not bool(kernel.any()):
+            raise ValueError(f"a blur kernel holds numbers up to {LARGEST:g} that are not all 0; scale it to the sum 1")
         self.border, self.separable = border, kernel.ndim == 1
         self.kernel = torch.outer(kernel, kernel) if self.separable else kernel
         if any(n > m for n, m in zip(self.kernel.shape, self.shape[-2:], strict=True)):
@@ -54,8 +57,8 @@ class Blur(Operator):
         sides = check_image(shape)[-2:]
         largest = min(sides) - 1 + min(sides) % 2
         side = min(2 * round(min(3 * std, largest)) + 1, largest) if size is None else size
-        if not is_whole(side) or side < 1 or side % 2 == 0:
-            raise ValueError(f"size = {size} is not an odd number of pixels; pass one such as 9")
+        if not is_whole(side) or side < 1 or side % 2 == 0 or side > max(sides):
+            raise ValueError(f"size = {size} is not an odd number of pixels up to {max(sides)}; pass one such as 9")
         places = torch.arange(side, dtype=torch.float64) - side // 2
         weights = torch.exp(-((places / std) ** 2) / 2)
         return Blur(shape, weights / weights.sum(), border)
@@ -74,9 +77,9 @@ class Blur(Operator):
             y = self._convolved(y, part)
         return y
 
-    def preconditioner(self, variance: Tensor, noise_variance: float) -> Map:
-        level = variance.double().flatten(1).mean(1).reshape(-1, 1, 1, 1).cpu()
-        power = level * self._spectrum.abs().square() + noise_variance
+    def preconditioner(self, variance: Tensor, noise_variance: Tensor) -> Map:
+        level, noise = (x.double().cpu().reshape(-1, 1, 1, 1) for x in (variance.flatten(1).mean(1), noise_variance))
+        power = level * self._spectrum.abs().square() + noise
         inverse = 1 / (power + MARGIN * power.mean((-2, -1), keepdim=True)).clamp(min=1e-30)
         return lambda y: self._filtered(y, inverse)
 

@@ -7,12 +7,16 @@ With N(m, v) given x_t, S = A v A^T + noise_std^2 I and z = S^-1 (y - A m):
 
 Both at once by one solve (Matheron's rule): draw e ~ N(0, v) and n ~ N(0, noise_std^2 I); then
 m + e + v A^T S^-1 (y - A (m + e) - n) is a draw of the conditioned Gaussian, for any A and any shape of v.
-S is diagonal for masks and averages of independent pixels; elsewhere conjugate gradients solve it.
+S is diagonal for masks and averages of independent pixels; elsewhere conjugate gradients solve it. There the variance
+of the noise counts as at least a few units in the last digit of the variance of A x_0: a thousandth of its standard
+deviation in float32. Without any noise the S of a blur is singular to all digits, and the solution would be rounding
+errors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -24,6 +28,7 @@ from optcov.inverse.operators import Map, Operator
 from optcov.schedule import check_number, check_whole
 
 SMALLEST = 1e-30  # a variance below is 0: what has no variance and no noise cannot be moved
+LEAST_NOISE = 8  # units in the last digit of the mean variance of A x_0, where S is solved by iteration
 
 
 @final
@@ -53,10 +58,17 @@ class System:
         if isinstance(covariance, Elementwise):
             self._diagonal = operator.diagonal(covariance.diagonal(like).expand_as(like))
 
-    @property
-    def exact(self) -> bool:
-        """Whether S is diagonal, so that no iteration is needed."""
-        return self._diagonal is not None
+    @cached_property
+    def _shift(self) -> Tensor:
+        """What stands beside A v A^T on the diagonal, (B,): the noise, or a little where that is too little.
+
+        The mean of the diagonal of A v A^T is estimated by one vector of signs, the same for all.
+        """
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (1, *self.operator.measurement_shape), generator=generator).to(self._like) * 2 - 1
+        back = self.operator.adjoint(signs.expand(len(self._like), *signs.shape[1:]))
+        mean = sum_pixels(back * self.covariance.apply(back)) / signs.numel()
+        return (LEAST_NOISE * torch.finfo(mean.dtype).eps * mean).clamp(min=self.noise_variance)
 
     def gain(self, z: Tensor) -> Tensor:
         """v A^T z, (B, *M) -> (B, *D)."""
@@ -64,7 +76,7 @@ class System:
 
     def apply(self, z: Tensor) -> Tensor:
         """S z."""
-        return self.operator.apply(self.gain(z)) + self.noise_variance * z
+        return self.operator.apply(self.gain(z)) + per_sample(self._shift, z) * z
 
     def solve(self, right: Tensor) -> Tensor:
         """S^-1 right; where S is singular, the solution without a part in its null space."""
@@ -80,8 +92,8 @@ class System:
         variance = self.covariance.diagonal(self._like).expand_as(self._like)
         diagonal = self.operator.diagonal(variance)
         if diagonal is None:
-            return self.operator.preconditioner(variance, self.noise_variance)
-        whole = diagonal + self.noise_variance
+            return self.operator.preconditioner(variance, self._shift)
+        whole = diagonal + per_sample(self._shift, diagonal)
         inverse = torch.where(whole > SMALLEST, 1 / whole.clamp(min=SMALLEST), 0.0)
         return lambda y: inverse * y
 

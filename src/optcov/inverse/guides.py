@@ -166,8 +166,10 @@ class DPS(Guide):
         with torch.enable_grad():
             at = x_t.detach().requires_grad_()
             clean = self.process.predict(at, t, **condition).clean
-            distance = (y - self.operator.apply(clean)).flatten(1).norm(dim=1)
-            (gradient,) = torch.autograd.grad(distance.sum(), at)
+        left = y - self.operator.apply(clean.detach())
+        length = sum_pixels(left.square()).sqrt().clamp(min=torch.finfo(left.dtype).tiny)
+        pull = -self.operator.adjoint(left / per_sample(length, left))  # the gradient of |left| by x0_hat
+        (gradient,) = torch.autograd.grad(clean, at, pull.to(clean.dtype))
         x_s = self._carried(self.process.bounds.clip(clean.detach()), x_t, t, s, draws)
         guided: Tensor = x_s - self.scale * gradient
         return guided

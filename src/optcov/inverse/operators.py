@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import final
 
 import torch
@@ -20,6 +21,7 @@ from optcov.schedule import check_number, check_whole, is_whole
 
 Map = Callable[[Tensor], Tensor]
 
+PART_MARGIN = 1e-3  # of the mean variance: added to the noise in the preconditioner of a composition
 RANGE_TOLERANCE = 1e-3  # of a measurement without noise, relative to its size: 8-bit images are not exact
 
 
@@ -42,8 +44,11 @@ class Operator(ABC):
         """A diag(variance) A^T as its diagonal (B, *measurement_shape), if it is diagonal; else None."""
         return None
 
-    def preconditioner(self, variance: Tensor, noise_variance: float) -> Map:
-        """A rough inverse of A diag(variance) A^T + noise_variance I, symmetric and positive."""
+    def preconditioner(self, variance: Tensor, noise_variance: Tensor) -> Map:
+        """A rough inverse of A diag(variance) A^T + noise_variance I up to a factor, symmetric and positive.
+
+        noise_variance: (B,).
+        """
         return lambda y: y
 
     def outside_range(self, y: Tensor) -> Tensor:
@@ -97,6 +102,8 @@ class Mask(Operator):
         if not isinstance(mask, Tensor):
             raise ValueError(f"mask is a {type(mask).__name__}, not a torch tensor; convert it by torch.as_tensor")
         self.shape = self.measurement_shape = check_shape(mask.shape if shape is None else shape)
+        if mask.is_complex():
+            raise ValueError("a mask holds zeros (hidden) and ones (seen) only; compare with a threshold first")
         try:
             full = mask.double().expand(self.shape).clone()
         except RuntimeError as error:
@@ -132,7 +139,8 @@ class Mask(Operator):
         shape, seed = check_shape(shape), check_whole("seed", seed, 0)
         if not 0 <= check_number("hidden", hidden) < 1:
             raise ValueError(f"hidden = {hidden} is not a share of pixels; pass a number from 0 to below 1")
-        drawn = torch.rand(shape[-2:] if len(shape) == 3 else shape, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        drawn = torch.rand(shape[-2:] if len(shape) == 3 else shape, generator=generator)
         return Mask(drawn >= min(hidden, float(drawn.max())), shape)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -183,33 +191,22 @@ class Average(Operator):
 
 @final
 class Linear(Operator):
-    """Any linear map by its `apply` and `adjoint` on batches, checked when it is made.
-
-    The check: <A x, y> = <x, A^T y> and A (2 x + x') = 2 A x + A x' for random x, x' and y.
-    """
+    """Any linear map by its `apply` and `adjoint` on batches, checked when it is made (`check_adjoint`)."""
 
     def __init__(self, apply: Map, adjoint: Map, shape: Sequence[int], name: str = "linear map"):
         if not callable(apply) or not callable(adjoint):
             raise ValueError("apply and adjoint must be functions of a batch; pass A x and A^T y")
         self.shape, self.name = check_shape(shape), name
         self._apply, self._adjoint = apply, adjoint
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(2, *self.shape, generator=generator)
-        try:
-            seen = apply(x)
-        except (RuntimeError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"apply failed on a batch of 2 images {self.shape}: {str(error).splitlines()[0]}; it must take "
-                f"(B, *{self.shape})"
-            ) from error
+        x = torch.randn(2, *self.shape, generator=torch.Generator().manual_seed(0))
+        seen = _called("apply", apply, x)
         if not isinstance(seen, Tensor) or seen.ndim < 2 or len(seen) != 2:
             found = f"shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else f"a {type(seen).__name__}"
             raise ValueError(f"apply returned {found} for a batch of 2 images; it must return a tensor (2, *M)")
         if not bool(seen.any()) or not bool(seen.isfinite().all()):
             raise ValueError("apply gives nothing but 0, or no finite numbers; pass a map that measures something")
         self.measurement_shape = tuple(seen.shape[1:])
-        y = torch.randn(seen.shape, generator=generator)
-        self._check(x, y)
+        check_adjoint(self)
 
     def apply(self, x: Tensor) -> Tensor:
         return self._apply(x)
@@ -219,26 +216,6 @@ class Linear(Operator):
 
     def outside_range(self, y: Tensor) -> Tensor:
         return distance_to_range(self, y, dtype=torch.float32)  # the precision that it was checked in
-
-    def _check(self, x: Tensor, y: Tensor) -> None:
-        back = self._adjoint(y)
-        if not isinstance(back, Tensor) or back.shape != x.shape:
-            found = tuple(back.shape) if isinstance(back, Tensor) else type(back).__name__
-            raise ValueError(f"adjoint returned {found}; for measurements {tuple(y.shape)} it must be {tuple(x.shape)}")
-        seen = self._apply(x)
-        swapped = x.flip(0)
-        combined = self._apply(2 * x + swapped) - 2 * seen - self._apply(swapped)
-        size = math.sqrt(float(seen.double().square().sum())) + 1e-30
-        if math.sqrt(float(combined.double().square().sum())) > 1e-3 * size:
-            raise ValueError("apply is not linear: A (2 x + x') differs from 2 A x + A x'; pass a linear map")
-        left, right = sum_pixels((seen * y).double()), sum_pixels((x * back).double())
-        scale = (sum_pixels(seen.double().square()) * sum_pixels(y.double().square())).sqrt() + 1e-30
-        worst = float(((left - right).abs() / scale).max())
-        if not worst < 1e-3:
-            raise ValueError(
-                f"adjoint is not the adjoint of apply: <A x, y> and <x, A^T y> differ by {worst:.2g} of their size; "
-                f"pass the transposed map"
-            )
 
 
 @final
@@ -267,15 +244,63 @@ class Composition(Operator):
         inner = self.first.diagonal(variance)
         return None if inner is None else self.last.diagonal(inner)
 
-    @property
+    @cached_property
     def seen(self) -> Tensor:
-        return self.last.seen
+        """Entries that a random image makes other than 0."""
+        image = torch.randn(1, *self.shape, generator=torch.Generator().manual_seed(0))
+        return (self.apply(image)[0] != 0).to(image.dtype)
 
-    def preconditioner(self, variance: Tensor, noise_variance: float) -> Map:
+    def preconditioner(self, variance: Tensor, noise_variance: Tensor) -> Map:
         inner = self.first.diagonal(variance)
-        if inner is None:
-            return super().preconditioner(variance, noise_variance)
-        return self.last.preconditioner(inner, noise_variance)
+        if inner is not None:
+            return self.last.preconditioner(inner, noise_variance)
+        # the inverse for all that the last one sees a part of; it is rougher there, and amplifies less
+        rough = torch.maximum(noise_variance, PART_MARGIN * variance.flatten(1).mean(1))
+        whole = self.first.preconditioner(variance, rough)
+        unseen = (1 - self.seen).to(variance) / per_sample(noise_variance.clamp(min=1e-30), variance)
+        return lambda y: self.last.apply(whole(self.last.adjoint(y))) + unseen * y
+
+
+def check_adjoint(operator: Operator, dtype: torch.dtype = torch.float32) -> None:
+    """Refuse an operator that is not linear, or whose adjoint is not its adjoint, by random x, x' and y.
+
+    The check: <A x, y> = <x, A^T y> and A (2 x + x') = 2 A x + A x', in batches of one and of three.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, *operator.shape, generator=generator).to(dtype)
+    y = torch.randn(3, *operator.measurement_shape, generator=generator).to(dtype)
+    seen, back = _called("apply", operator.apply, x), _called("adjoint", operator.adjoint, y)
+    for name, found, wanted in (("apply", seen, y), ("adjoint", back, x)):
+        if not isinstance(found, Tensor) or found.shape != wanted.shape:
+            told = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"{name} returned {told} for a batch of 3; it must return {tuple(wanted.shape)}")
+    swapped = x.flip(0)
+    parts = [_called("apply", operator.apply, part) for part in (swapped, *x[:, None])]
+    combined = operator.apply(2 * x + swapped) - 2 * seen - parts[0]
+    size = math.sqrt(float(seen.double().square().sum())) + 1e-30
+    alone = torch.cat(parts[1:]) - seen  # each image by itself
+    if math.sqrt(float(combined.double().square().sum() + alone.double().square().sum())) > 1e-3 * size:
+        raise ValueError("apply is not linear: A (2 x + x') differs from 2 A x + A x'; pass a linear map of each image")
+    left, right = sum_pixels((seen * y).double()), sum_pixels((x * back).double())
+    scale = (sum_pixels(seen.double().square()) * sum_pixels(y.double().square())).sqrt() + 1e-30
+    worst = float(((left - right).abs() / scale).max())
+    if not worst < 1e-3:
+        raise ValueError(
+            f"adjoint is not the adjoint of apply: <A x, y> and <x, A^T y> differ by {worst:.2g} of their size; "
+            f"pass the transposed map"
+        )
+
+
+def _called(name: str, function: Map, batch: Tensor) -> Tensor:
+    """What a function of the user's returns; what it raises is a ValueError that says with which batch."""
+    try:
+        return function(batch.clone())
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{name} failed on a batch {tuple(batch.shape)} of {batch.dtype}: {reason}; it must take any batch "
+            f"(B, *{tuple(batch.shape[1:])})"
+        ) from error
 
 
 def distance_to_range(

@@ -10,6 +10,7 @@ from torch import Tensor
 from optcov.canvas import new_figure, save
 from optcov.inverse.operators import Mask
 from optcov.inverse.restoration import Restoration
+from optcov.schedule import check_whole
 
 HIDDEN = (0.35, 0.45, 0.75)  # the colour of pixels that a mask hides
 
@@ -21,10 +22,8 @@ def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None
         raise ValueError(f"only images (1, H, W) or (3, H, W) can be drawn, not data of shape {shape}")
     samples = found.samples if found.batched else found.samples.unsqueeze(0)
     measurements = found.measurement if found.batched else found.measurement.unsqueeze(0)
-    if truth is not None and truth.shape[-3:] != shape:
-        raise ValueError(f"the truth has shape {tuple(truth.shape)}, but images have {shape}")
     truths = None if truth is None else truth.reshape(-1, *shape)
-    shown = min(shown, samples.shape[1])
+    shown = min(check_whole("shown", shown, 0), samples.shape[1])
     titles = ["measurement", "mean", "deviation", *[f"sample {j + 1}" for j in range(shown)]]
     titles += [] if truths is None else ["truth"]
     rows = len(samples)

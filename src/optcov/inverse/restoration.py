@@ -67,6 +67,7 @@ class Restoration:
         """Write measurement, mean, standard deviation, some samples and the truth if given as a PNG; return where."""
         from optcov.inverse.pictures import draw_restoration
 
+        self._check_truth(truth)
         draw_restoration(self, Path(path), truth, shown)
         return Path(path)
 
@@ -78,8 +79,6 @@ class Restoration:
 
         if self.batched:
             raise ValueError(f"{len(self.samples)} images are restored; save one at a time, or restore one measurement")
-        if truth is not None and (truth.shape != self.mean.shape or not bool(truth.isfinite().all())):
-            raise ValueError(f"the truth is not a finite image of shape {tuple(self.mean.shape)}; pass x_0 itself")
         out = Path(directory)
         self.plot(out / "restoration.png", truth)
         write_png(out / "mean.png", to_8bit(self.mean[None])[0])
@@ -104,6 +103,12 @@ class Restoration:
         }
         write_json(out / "restoration.json", told)
         return told
+
+    def _check_truth(self, truth: Tensor | None) -> None:
+        if truth is None:
+            return
+        if not isinstance(truth, Tensor) or truth.shape != self.mean.shape or not bool(truth.isfinite().all()):
+            raise ValueError(f"the truth is no finite tensor of shape {tuple(self.mean.shape)}; pass x_0 itself")
 
     def __str__(self) -> str:
         return text_table("x_0 given a measurement", *self.cells())

@@ -14,7 +14,7 @@ from optcov.covariances import Covariance, find_covariance
 from optcov.forward import ForwardProcess
 from optcov.inverse.conditioning import Solver
 from optcov.inverse.guides import DPS, WAYS, ByPosterior, DiffPIR, Draws, Guide, PiGDM, UnitPrior
-from optcov.inverse.operators import RANGE_TOLERANCE, Operator
+from optcov.inverse.operators import RANGE_TOLERANCE, Operator, check_adjoint
 from optcov.inverse.restoration import Restoration
 from optcov.methods import METHODS, Method
 from optcov.noise import NoiseSource
@@ -73,6 +73,8 @@ def restore(
     batch, single = _check_measurement(measurement, operator, noise_std)
     numbers = {"samples": samples, "steps": steps, "batch_size": batch_size}
     samples, steps, batch_size = (check_whole(name, value, 1) for name, value in numbers.items())
+    if steps < 2 and isinstance(trajectory, str):
+        raise ValueError("steps = 1 has no step from noise to noise; take at least 2, better 50")
     if samples > MOST or len(batch) > MOST:
         raise ValueError(f"{samples} samples of {len(batch)} measurements are too many; at most {MOST} of each")
     if isinstance(bundle, Bundle):
@@ -124,15 +126,19 @@ def make_guide(
     if way is not None and way not in WAYS:
         raise ValueError(f"way = {way!r} is not one of {', '.join(WAYS)}")
     baseline = next((known for known in BASELINES if known.lower() == str(method).lower()), None)
-    if baseline is None and strength is not None:
+    if baseline in (None, "PiGDM") and strength is not None:
         raise ValueError(f"strength = {strength} is for DPS and DiffPIR only; other methods have nothing to tune")
+    if baseline is not None and way is not None:
+        raise ValueError(f"way = {way!r} is for methods with a covariance; {baseline} has its own: leave it out")
     if baseline == "PiGDM":
         return PiGDM(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver), baseline
     if baseline is not None:
         kind = DPS if baseline == "DPS" else DiffPIR
         scale = kind.strength if strength is None else check_number("strength", strength)
         if not 0 < scale <= LARGEST:
-            raise ValueError(f"strength = {strength} is not from 0 to {LARGEST:g}; the default is {kind.strength:g}")
+            raise ValueError(
+                f"strength = {strength} is not above 0, up to {LARGEST:g}; the default is {kind.strength:g}"
+            )
         title = f"{baseline}, strength {scale:g}"
         return kind(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver, scale), title
     process, name = _named_process(prior, method)
@@ -262,7 +268,10 @@ def _check_measurement(measurement: Tensor, operator: Operator, noise_std: float
             f"gives {wanted}; pass that, or (B, *{wanted})"
         )
     batch = measurement.detach().to(torch.promote_types(measurement.dtype, torch.float32))
+    check_adjoint(operator, batch.dtype)
     batch = batch.unsqueeze(0) if single else batch
+    seen = operator.seen.to(batch)
+    batch = torch.where(batch.isfinite() | (seen > 0), batch, 0.0)  # NaN often marks what is hidden
     if not bool(batch.isfinite().all()):
         raise ValueError("the measurement holds NaN or infinite values; hide what is missing by a Mask instead")
     if float(batch.abs().max()) > LARGEST:
@@ -274,4 +283,4 @@ def _check_measurement(measurement: Tensor, operator: Operator, noise_std: float
             f"without noise no image gives this measurement: it is {float(gap.max()):.2g} of its size away from all "
             f"that {operator.name} can give; pass the noise's standard deviation, or a measurement without noise"
         )
-    return batch * operator.seen.to(batch), single
+    return batch * seen, single

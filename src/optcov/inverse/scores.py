@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from optcov.schedule import check_number
+
 
 def psnr(mean: Tensor, truth: Tensor, width: float = 2.0) -> Tensor:
     """Peak signal-to-noise ratio in dB per image, (B,), of images (B, *D) in a range of this width."""
@@ -20,8 +22,8 @@ def coverage(samples: Tensor, truth: Tensor, level: float) -> Tensor:
     by the part of its place that lies within the level, so that the expectation is the level itself for every S.
     Where truth and samples are equal its rank is any of theirs.
     """
-    _check(samples[:, 0], truth)
-    if not 0 < level < 1:
+    _check_samples(samples, truth, 1)
+    if not 0 < check_number("level", level) < 1:
         raise ValueError(f"level = {level} is not a share of the truth; pass a number between 0 and 1")
     places = samples.shape[1] + 1
     lowest = (samples < truth.unsqueeze(1)).sum(1) / places
@@ -32,14 +34,22 @@ def coverage(samples: Tensor, truth: Tensor, level: float) -> Tensor:
 
 def crps(samples: Tensor, truth: Tensor) -> Tensor:
     """Continuous ranked probability score per pixel, (B, *D): E|X - x| - E|X - X'| / 2; less is better."""
-    _check(samples[:, 0], truth)
+    _check_samples(samples, truth, 2)
     count = samples.shape[1]
-    if count < 2:
-        raise ValueError("the score of a single sample is not known; draw at least 2")
     order, _ = samples.double().sort(1)
     weights = 2 * torch.arange(count, dtype=torch.float64) - (count - 1)  # of the sorted samples in sum |X_i - X_j|
     spread = (order * weights.reshape(1, -1, *[1] * (samples.ndim - 2))).sum(1) / (count * (count - 1))
     return (samples.double() - truth.double().unsqueeze(1)).abs().mean(1) - spread
+
+
+def _check_samples(samples: Tensor, truth: Tensor, least: int) -> None:
+    if samples.ndim < 2 or samples.shape[1] < least:
+        raise ValueError(
+            f"there are {tuple(samples.shape)} samples (B, S, *D); this score needs an S of at least {least}"
+        )
+    _check(samples[:, 0], truth)
+    if not bool(samples.isfinite().all() and truth.isfinite().all()):
+        raise ValueError("samples or truth hold NaN or infinity, which have no score; restore them again")
 
 
 def _check(found: Tensor, truth: Tensor) -> None:
