@@ -58,15 +58,6 @@ class SweepProgress:
 
     done: int  # batches, over all times
     total: int
-    time: float  # the time t being swept
-    seconds: float  # since this run began
-    done_before: int = 0  # batches that an earlier run had finished
-
-    @property
-    def seconds_left(self) -> float:
-        """Estimated from the rate of this run."""
-        fresh = self.done - self.done_before
-        return self.seconds / fresh * (self.total - self.done) if fresh else float("inf")
 
 
 @final
@@ -128,7 +119,7 @@ class Sweep:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[SweepProgress]:
-        began = saved = time.monotonic()
+        saved = time.monotonic()
         per_time = len(self._batches())
         if self._sums is None and self.state is not None and self.state.exists():
             self._sums = self._resume(self.state)
@@ -143,8 +134,7 @@ class Sweep:
                     if self.state is not None and due:
                         self._save(self.state, sums)
                         saved = time.monotonic()
-                seconds = time.monotonic() - began
-                yield SweepProgress(i * per_time + number, len(self), self.grid.times[i], seconds, first * per_time)
+                yield SweepProgress(i * per_time + number, len(self))
 
     @property
     def table(self) -> CostTable:
