@@ -23,10 +23,10 @@ def token_rows(head: ConvHead | TimedHead, count: int = 400) -> tuple[Rows, torc
     features = torch.randn(count, 5, 3, 4, generator=generator)
     log_snr = 12 * torch.rand(count, generator=generator) - 6
     weights = 0.4 * torch.randn(_rows_of(head), _columns_of(head), generator=generator)
-    rows = Rows(features, {}, torch.full((count,), 0.5), log_snr, {})
+    rows = Rows(features, torch.full((count,), 0.5), log_snr, {})
     log_g = head.squash(apply(head, rows, weights))
     target = log_g.exp() * torch.randn(log_g.shape, generator=generator).square()
-    return Rows(features, {}, rows.times, log_snr, {"npr": Regression.plain(target)}), log_g
+    return Rows(features, rows.times, log_snr, {"npr": Regression.plain(target)}), log_g
 
 
 def _rows_of(head) -> int:
@@ -70,7 +70,7 @@ def test_least_squares_on_tokens_equal_their_normal_equations():
 def test_the_product_with_the_rows_is_that_of_the_matrix(kernel):
     head = TimedHead(5, 1, None, kernel=kernel, patch=2)
     generator = torch.Generator().manual_seed(1)
-    rows = Rows(torch.randn(7, 5, 3, 4, generator=generator), {}, torch.zeros(7), torch.linspace(-8, 8, 7), {})
+    rows = Rows(torch.randn(7, 5, 3, 4, generator=generator), torch.zeros(7), torch.linspace(-8, 8, 7), {})
     residual = torch.randn(7, 1, 6, 8, generator=generator)
     x = layer_rows(head.last, rows)  # (B, L, P)
     whole = torch.einsum("bk,blp->bklp", head.hats(rows.log_snr), x).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)

@@ -115,7 +115,7 @@ def fit_least_squares(
 
 def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) -> Tensor:
     """log g by the head's raw values, (B, C, *D)."""
-    relative = head.log_base(rows.log_snr, rows.predicted.get(head.unit)) + head.squash(raw)
+    relative = head.log_base(rows.log_snr) + head.squash(raw)
     return regression.log_estimate(relative)
 
 

@@ -165,8 +165,7 @@ def _head_loss(task: HeadTask, regression: Regression, example: Example, output:
     weight = regression.weight.to(raw.device, raw.dtype)
     one_loss = not task.covariance.has_posterior  # the learned range has one loss only, the variational one
     if one_loss or head.transform == "exp":
-        predicted = example.prediction.in_unit(head.unit) if head.needs_prediction else None
-        log_g = regression.log_estimate(head.log_base(log_snr, predicted) + head.squash(raw))
+        log_g = regression.log_estimate(head.log_base(log_snr) + head.squash(raw))
         if loss == "gamma" or one_loss:
             return weight * sum_pixels(regression.deviance(log_g))
         return weight * squared_error(regression.target, log_g.exp())

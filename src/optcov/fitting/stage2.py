@@ -97,9 +97,7 @@ class FeatureStream:
         deep = _hidden(head)  # hidden layers train later, on what they see
         inputs = head.inputs(output.features, output.time_embedding, hidden=not deep)
         regressions = {name: task.regression(example) for name, task in self.tasks.items()}
-        asked = {task.module.unit for task in self.tasks.values() if task.module.needs_prediction}
-        predicted = {unit: example.prediction.in_unit(unit) for unit in asked}
-        rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
+        rows = Rows(inputs, batch.times, example.log_snr, regressions)
         self.samples["time"].append(batch.times)
         self.samples["mean_square_noise"].append(mean_square(example.prediction.noise))
         self.samples["mean_square_residual"].append(mean_square(batch.noise - example.prediction.noise))

@@ -91,7 +91,7 @@ class Head(nn.Module, ABC):
         """The inverse of `to_pixels`: images as the last layer would give them."""
         return pixels
 
-    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None) -> Tensor | float:
+    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None = None) -> Tensor | float:
         """What an exponential output is relative to, as a logarithm, broadcastable to (B, out_channels, *D)."""
         return 0.0
 
