@@ -76,8 +76,8 @@ def fresh(done: Callable[[Item], float]) -> Callable[[Item], int]:
 
 
 @contextmanager
-def watch_passes(what: str, unit: str = "batches", show: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Give a function of (done, total) to call after each unit of a pass; a pass that begins anew is counted."""
+def watch_passes(what: str, show: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (done, total) to call after each batch of a pass; a pass that begins anew is counted."""
     passes = 0
     with _bar(show) as progress:
         task = progress.add_task(what, total=None, rate="")
@@ -89,7 +89,7 @@ def watch_passes(what: str, unit: str = "batches", show: bool = True) -> Iterato
                 number = f", pass {passes}" if passes > 1 else ""
                 progress.reset(task, total=total, description=f"{what}{number}", rate="")
             progress.update(task, completed=done)
-            _show_rate(progress, task, unit)
+            _show_rate(progress, task, "batches")
 
         yield note
 
