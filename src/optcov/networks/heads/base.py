@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from optcov.networks.activation import Activation, activated
 from optcov.networks.form import VECTORS, Form
-from optcov.networks.heads.hidden import HiddenLayers
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
@@ -118,6 +117,20 @@ class Head(nn.Module, ABC):
     def _start_at_zero(self) -> None:
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
+
+
+@final
+class HiddenLayers(nn.Module):
+    """h + SiLU(conv2(h)) with h = SiLU(conv1(x)): (B, F, h, w) -> (B, channels, h, w)."""
+
+    def __init__(self, in_channels: int, channels: int, kernel: int = 3):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, kernel, padding=kernel // 2)
+        self.conv2 = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.silu(self.conv1(x))
+        return hidden + functional.silu(self.conv2(hidden))
 
 
 class ConvolutionalHead(Head):

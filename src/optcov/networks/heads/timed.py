@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from optcov.networks.form import VECTORS
-from optcov.networks.heads.base import ConvolutionalHead, optional_norm
-from optcov.networks.heads.hidden import HiddenLayers
+from optcov.networks.heads.base import ConvolutionalHead, HiddenLayers, optional_norm
 
 
 @final
