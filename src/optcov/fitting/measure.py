@@ -24,7 +24,7 @@ from optcov import processes
 from optcov.bundle import NumbersPerTime
 from optcov.bundle.spectra import noise_levels
 from optcov.covariances import Example
-from optcov.fitting.batches import Source, step_generator
+from optcov.fitting.batches import step_generator
 from optcov.fitting.config import TrainingError
 from optcov.fitting.journal import Journal
 from optcov.fitting.spectra import SpectrumMeter, local_fit
@@ -33,7 +33,7 @@ from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
-from optcov.prediction import Prediction, condition_of
+from optcov.prediction import Prediction, Source, condition_of
 from optcov.schedule import Schedule
 
 _IN_VELOCITY = ("velocity_variance", "velocity_residual")  # known in more recent records alone

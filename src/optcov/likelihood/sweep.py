@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -35,20 +35,10 @@ from optcov.likelihood.terms import (
 )
 from optcov.networks import HeadedNetwork
 from optcov.networks.guidance import refuse_guided
-from optcov.prediction import check_condition, condition_of, take
+from optcov.prediction import Source, check_condition, condition_of, take
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
 from optcov.storage import StorageError, read_tensors, write_tensors
-
-
-class ImageSource(Protocol):
-    """Images that are loaded a batch at a time, such as optcov.data.ImageSet."""
-
-    def __len__(self) -> int: ...
-
-    def x_0(self, index: Tensor, /) -> Tensor:
-        """Images of the given numbers in the data range, (B, *D)."""
-        ...
 
 
 @final
@@ -71,7 +61,7 @@ class Sweep:
     def __init__(
         self,
         process: ReverseProcess,
-        images: Tensor | ImageSource,
+        images: Tensor | Source,
         covariances: Sequence[str] | Mapping[str, Covariance] | None = None,
         *,
         condition: Mapping[str, Tensor] | None = None,
@@ -258,7 +248,7 @@ class Sweep:
 
 def cost_table(
     process: ReverseProcess,
-    images: Tensor | ImageSource,
+    images: Tensor | Source,
     covariances: Sequence[str] | Mapping[str, Covariance] | None = None,
     *,
     progress: Callable[[SweepProgress], None] | None = None,
