@@ -106,7 +106,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             with _writing(directory):
                 sync_directory(directory)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # who still writes would write behind the cleaning
+        pool.shutdown(wait=True, cancel_futures=True)  # threads that still write would do so after the cleanup
         for left in temporary:
             Path(left).unlink(missing_ok=True)
 

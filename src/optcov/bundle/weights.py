@@ -129,7 +129,7 @@ def network_classes() -> dict[str, Any]:
 
 
 def can_store(network: nn.Module) -> bool:
-    """Whether a bundle can hold a network: one of the known classes, not a module of somebody's own."""
+    """Whether a bundle can hold a network: one of the known classes, not a user's own module."""
     kind = type(network)
     return kind.__name__ in NETWORKS and kind.__module__.startswith(("diffusers.", "optcov."))
 

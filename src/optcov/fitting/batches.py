@@ -1,8 +1,7 @@
 """Training batches (x_0, t, eps, condition) whose randomness depends on (seed, step) alone.
 
 Images go through seeded permutations, one per epoch; flips, times, noise and which labels are left out come from a
-generator seeded by the step.
-So a step has the same batch after a restart, and whatever came before it.
+generator seeded by the step. So a step has the same batch after a restart, and whatever came before it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def remembered(method: Callable[[_Self, Time], Tensor]) -> Callable[[_Self, Time
         if not isinstance(t, Real):
             return method(self, t)
         value, dtype = known(self, t)
-        # a fresh one: whoever changes it in place, or asks in inference mode, changes nobody else's
+        # a new tensor each time: callers may change it in place, or ask in inference mode
         return torch.tensor(value, dtype=dtype)
 
     return at
@@ -91,7 +91,7 @@ class Schedule(ABC):
 
     @property
     def steps(self) -> int | None:
-        """N of a discrete schedule, None for real times: for the eye; ask `discrete` and `grid_size`."""
+        """N of a discrete schedule, None for real times: for display; code asks `discrete` and `grid_size`."""
         return self.grid_size if self.discrete else None
 
     @remembered
