@@ -89,7 +89,7 @@ def scoring_pass(network: HeadedNetwork, process: ForwardProcess, batch: Batch) 
         example, output = observe(network, process, batch)
         inputs = heads["sn"].inputs(output.features)
         regressions = {name: task.regression(example) for name, task in tasks.items()}
-        rows = Rows(inputs, {}, batch.times, example.log_snr, regressions)
+        rows = Rows(inputs, batch.times, example.log_snr, regressions)
         for name, head in heads.items():
             log_g = log_estimate(head, rows, regressions[name], apply(head, rows, weights))
             transposed_product(head, rows, regressions[name].target * torch.exp(-log_g) - 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from optcov.networks.taps import Tap, tap_of
+from optcov.networks import Backbone
+from optcov.networks.taps import tap_of
 
 
 class Named(nn.Module):
@@ -14,10 +17,6 @@ class Named(nn.Module):
     def __init__(self, network: nn.Module, **told: Tensor):
         super().__init__()
         self.network, self.told = network, told
-
-    @property
-    def output_tap(self) -> Tap:
-        return tap_of(self.network).inside("network")
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         weight = next(self.network.parameters())
@@ -59,7 +58,6 @@ def dit(out_channels: int = 2) -> nn.Module:
                 num_attention_heads=2, attention_head_dim=4, in_channels=2, out_channels=out_channels, num_layers=1,
                 sample_size=8, patch_size=2, num_embeds_ada_norm=3,
             )  # fmt: skip
-            self.output_tap = tap_of(self.network).inside("network")
 
         def forward(self, x, time):
             return self.network(x, time, class_labels=torch.arange(len(x)) % 4)
@@ -143,3 +141,13 @@ def make(name: str) -> nn.Module:
             if weight.ndim < 2 or not bool(weight.any()):  # what diffusers starts at zero or one
                 weight.add_(0.1 * torch.randn_like(weight))
     return module
+
+
+def tapped(module: nn.Module) -> Backbone:
+    """A backbone of what `make` gives, tapped in the network that the module holds, if it holds one."""
+    inner = getattr(module, "network", None)
+    if inner is None:
+        return Backbone.of(module)
+    tap = tap_of(inner)
+    paths = {name: getattr(tap, name) for name in ("layer", "point", "time_embedding", "activation")}
+    return Backbone(module, replace(tap, **{name: path and f"network.{path}" for name, path in paths.items()}))

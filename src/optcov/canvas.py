@@ -22,9 +22,9 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def new_axes(x: str, y: str, width: float = 9, height: float = 5) -> tuple[Figure, Any]:
+def new_axes(x: str, y: str) -> tuple[Figure, Any]:
     """A figure with one pair of axes, which have these labels."""
-    figure = new_figure(width, height)
+    figure = new_figure(9, 5)
     axes = figure.add_subplot()
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""How commands talk, and what their options mean: results on standard output, what is for the eye on standard error."""
+"""How commands talk, and what their options mean: results on standard output, messages on standard error."""
 
 from __future__ import annotations
 

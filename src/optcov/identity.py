@@ -22,7 +22,7 @@ Identity = Mapping[str, Any]
 PRECISION = 30  # bits that count of a computed number: machines differ in the last of its 53
 _BATCH = 1024  # images that are digested at once
 _MISSING = object()
-_PHRASES = {  # what one would say instead of "the NAME changed"
+_PHRASES = {  # said instead of "the NAME changed"
     "weights": "the weights of the network changed",
     "network": "the settings of the network changed",
     "numbers": "the bundle was refitted: its numbers per time changed",
@@ -61,7 +61,7 @@ def digest_numbers(numbers: Tensor) -> str:
 
 
 def known_by(found: str, text: object = "") -> dict[str, str]:
-    """An entry for what is known by its digest; the text is for the eye."""
+    """An entry for what is known by its digest; the text is for display."""
     return {"digest": found, "is": str(text)}
 
 
@@ -150,7 +150,7 @@ def _spoken(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value for the eye; empty if it is too long to be read."""
+    """A value for display; empty if it is too long to be read."""
     if _digest_of(value) is not None:
         return str(value.get("is", value.get("images", "")))
     if value is None:

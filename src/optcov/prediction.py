@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -263,6 +263,20 @@ def check_condition(condition: Mapping[str, Tensor] | None, count: int) -> dict[
                 f"condition {name!r} is {found}; it must be a tensor with one entry for each of {count} images"
             )
     return dict(condition)
+
+
+class Source(Protocol):
+    """Where clean data comes from; `optcov.data.ImageSet` is one.
+
+    A source may also have `condition(index) -> {name: tensor}`, what a network is told about the data besides; see
+    `optcov.fitting.Conditioned`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def x_0(self, index: Tensor, /) -> Tensor:
+        """Data points at the index, float32 (m, *D), scaled as the network sees them."""
+        ...
 
 
 def condition_of(source: object, index: Tensor) -> dict[str, Tensor]:

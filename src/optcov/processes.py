@@ -30,7 +30,7 @@ def accelerator() -> Accelerator:
 
 
 def leave() -> None:
-    """Take leave of the other processes: a group that the end of the interpreter tears down may abort this one."""
+    """Destroy the process group: left to the end of the interpreter, it may abort this process."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

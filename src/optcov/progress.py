@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -18,28 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-
-class TrainingRecord(Protocol):
-    """What a training tells after a step."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def images_per_second(self) -> float: ...
-
-    @property
-    def seconds_left(self) -> float: ...
-
-
 Item = TypeVar("Item")
-Record = TypeVar("Record", bound=TrainingRecord)
 FIRST = os.environ.get("RANK", "0") == "0"  # under Accelerate, one process speaks for all
 
 
@@ -76,8 +55,8 @@ def fresh(done: Callable[[Item], float]) -> Callable[[Item], int]:
 
 
 @contextmanager
-def watch_passes(what: str, unit: str = "batches", show: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Give a function of (done, total) to call after each unit of a pass; a pass that begins anew is counted."""
+def watch_passes(what: str, show: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (done, total) to call after each batch of a pass; a pass that begins anew is counted."""
     passes = 0
     with _bar(show) as progress:
         task = progress.add_task(what, total=None, rate="")
@@ -89,7 +68,7 @@ def watch_passes(what: str, unit: str = "batches", show: bool = True) -> Iterato
                 number = f", pass {passes}" if passes > 1 else ""
                 progress.reset(task, total=total, description=f"{what}{number}", rate="")
             progress.update(task, completed=done)
-            _show_rate(progress, task, unit)
+            _show_rate(progress, task, "batches")
 
         yield note
 
@@ -110,22 +89,3 @@ def _bar(show: bool) -> Progress:
 def _show_rate(progress: Progress, task: TaskID, unit: str) -> None:
     state = progress.tasks[task]
     progress.update(task, rate=f"{state.completed / state.elapsed:.3g} {unit}/s" if state.elapsed else "")
-
-
-def track_training(records: Iterable[Record], total: int, what: str, show: bool = True) -> Iterator[Record]:
-    """Pass the records of a training on, with loss, learning rate, images/s and the time left.
-
-    Where there is no terminal, a line each 50 steps: trainings run for hours, and their logs are read.
-    """
-    console = Console(stderr=True, quiet=not (show and FIRST))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal or not show)
-    with bar as progress:
-        task = progress.add_task(what, total=total, state="")
-        for record in records:
-            state = f"loss {record.loss:.4f}  lr {record.learning_rate:.2e}  {record.images_per_second:.1f} images/s"
-            progress.update(task, completed=record.step, state=state)
-            if not console.is_terminal and (record.step % 50 == 0 or record.step == total):
-                left = f"{record.seconds_left / 60:.1f} min left"
-                console.print(f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True)
-            yield record

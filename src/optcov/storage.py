@@ -31,13 +31,13 @@ class StorageError(ValueError):
 
 
 @contextmanager
-def atomic_writer(path: Path, text: bool = False) -> Iterator[IO[Any]]:
+def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name only when the block ends without an error."""
     path = Path(path)
     with _writing(path):
         descriptor, name = _temporary(path)
         try:
-            with os.fdopen(descriptor, "w" if text else "wb", encoding="utf-8" if text else None) as stream:
+            with os.fdopen(descriptor, "wb") as stream:
                 yield stream
                 _flush(stream)
             os.chmod(name, 0o666 & ~current_umask())
@@ -106,7 +106,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             with _writing(directory):
                 sync_directory(directory)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # who still writes would write behind the cleaning
+        pool.shutdown(wait=True, cancel_futures=True)  # threads that still write would do so after the cleanup
         for left in temporary:
             Path(left).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Text for the eye: tables as plain text and as HTML, and whatever a name may hold made harmless."""
+"""Text for display: tables as plain text and as HTML, and whatever a name may hold made harmless."""
 
 from __future__ import annotations
 

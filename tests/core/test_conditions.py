@@ -39,13 +39,7 @@ from optcov.likelihood import ode_likelihood
 from optcov.methods import draw
 from optcov.networks import Backbone, HeadedNetwork
 from optcov.networks.unet import build_unet
-from optcov.solvers import (
-    euler_maruyama,
-    gotta_go_fast,
-    peer,
-    probability_flow,
-    probability_flow_adaptive,
-)
+from optcov.solvers import euler_maruyama, gotta_go_fast, peer, probability_flow
 
 LINEAR, VP = Schedule.linear(), Schedule.vp_sde()
 LABELS = torch.tensor([0, 1, 1, 0, 2, 1, 0, 2])  # 2 is the empty class
@@ -231,14 +225,6 @@ def test_a_solver_tells_the_network_the_class_of_each_image(name):
         assert len(set(found.evaluations.tolist())) > 1
 
 
-def test_the_adaptive_flow_tells_the_network_the_class_of_each_image():
-    """Images share its step sizes, so that they agree within the tolerance only."""
-    options = {"relative_tolerance": 1e-7, "absolute_tolerance": 1e-7}
-    found = probability_flow_adaptive(MIXTURE.network(VP), VP, points(), condition=TOLD, **options).x_0
-    expected = of_each_class(lambda data: probability_flow_adaptive(data.network(VP), VP, points(), **options).x_0)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["DPM-Solver++", "DDPM (diffusers)"])
 def test_a_peer_tells_the_network_the_class_of_each_image(name):
     start = points(dtype=torch.float32)
@@ -395,7 +381,6 @@ def refusing(schedule=LINEAR):
         lambda told: ode_likelihood(refuses, VP, points(), None, condition=told),
         lambda told: euler_maruyama(refuses, VP, points(), 5, condition=told),
         lambda told: probability_flow(refuses, VP, points(), 5, condition=told),
-        lambda told: probability_flow_adaptive(refuses, VP, points(), condition=told),
         lambda told: gotta_go_fast(refuses, VP, points(), condition=told),
         lambda told: peer("UniPC", refuses, LINEAR, points(), 5, condition=told),
         lambda told: draw(METHODS["DDIM"], refuses, LINEAR, 5, (2,), range(8), condition=told),

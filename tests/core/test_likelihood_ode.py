@@ -49,12 +49,11 @@ def test_exact_for_a_gaussian_without_correlations(schedule):
     assert 10 < found.evaluations < 2000
 
 
-@pytest.mark.parametrize("probe", ["rademacher", "gaussian"])
-def test_unbiased_for_a_gaussian_with_correlations(probe):
+def test_unbiased_for_a_gaussian_with_correlations():
     """Mean over 400 probes of the same point, at 4 standard errors and within 1e-3 nats/dim of what they allow."""
     schedule = Schedule.vp_sde()
     x_0 = (MEAN + 0.1).expand(400, 5).clone()
-    found = ode_likelihood(gaussian_network(schedule), schedule, x_0, data_range=None, probe=probe, rtol=1e-4)
+    found = ode_likelihood(gaussian_network(schedule), schedule, x_0, data_range=None, rtol=1e-4)
     gap = found.log_density - exact_log_density(x_0)
     assert abs(float(gap.mean())) < 4 * float(gap.std()) / 20 + 5e-3
 
@@ -68,7 +67,6 @@ def test_dequantisation_is_uniform_over_bins_and_bits_count_the_bin():
     nats = density + 5 * torch.log(torch.tensor(2 / 255, dtype=torch.float64))
     expected = -nats / (5 * torch.log(torch.tensor(2.0, dtype=torch.float64)))
     torch.testing.assert_close(found.bits_per_dim(), expected, rtol=0, atol=0.01)
-    assert found.estimate().standard_error > 0
 
 
 def test_seeds_belong_to_images():
@@ -83,8 +81,6 @@ def test_seeds_belong_to_images():
 def test_mistakes_are_named():
     schedule = Schedule.vp_sde()
     x_0 = torch.zeros(2, 5)
-    with pytest.raises(ValueError, match="unknown probe"):
-        ode_likelihood(gaussian_network(schedule), schedule, x_0, probe="exact")
     with pytest.raises(ValueError, match="no real times"):
         ode_likelihood(gaussian_network(schedule), Schedule.linear(), x_0)
     with pytest.raises(ValueError, match="does not depend on its input"):

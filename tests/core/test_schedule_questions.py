@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from adaptive_flow import adaptive_flow
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, oracle, sample
 from optcov.bundle import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
@@ -18,7 +19,7 @@ from optcov.likelihood import ode_likelihood
 from optcov.methods import METHODS, draw
 from optcov.networks.times import TimeArgument
 from optcov.prediction import Prediction
-from optcov.solvers import euler_maruyama, gotta_go_fast, probability_flow, probability_flow_adaptive
+from optcov.solvers import euler_maruyama, gotta_go_fast, probability_flow
 from small_bundles import small_bundle
 
 KINDS = [Schedule.vp_sde(), Schedule.ve_sde(), Schedule.edm(), Schedule.flow()]
@@ -278,9 +279,7 @@ def test_the_probability_flow_carries_the_prior_to_the_data_in_every_schedule(sc
     """One Gaussian is carried linearly: end = mean + std of the data times the standardised start, to 2e-3."""
     start = schedule.unit_data_std(schedule.final_time) * points(50)
     end_time = 0.01 if schedule.name == "edm" else None
-    found = probability_flow_adaptive(
-        velocity_network(ONE, schedule), schedule, start, end_time=end_time, denoise=False
-    ).x_0
+    found = adaptive_flow(velocity_network(ONE, schedule), schedule, start, end_time=end_time, denoise=False)
     mean, variance = ONE.means[0], torch.tensor([0.3, 0.5], dtype=torch.float64)
     final = schedule.final_time
     a, b2 = schedule.levels(final)[0], schedule.beta_bar(final)
@@ -295,7 +294,7 @@ def test_euler_steps_of_the_probability_flow_work_on_a_flow():
     """A rectified flow of one Gaussian is curved, so that steps cost accuracy: 200 of them leave below 0.02."""
     flow = Schedule.flow()
     network, start = velocity_network(ONE, flow), points(50)
-    exact = probability_flow_adaptive(network, flow, start).x_0
+    exact = adaptive_flow(network, flow, start)
     errors = [float((probability_flow(network, flow, start, K).x_0 - exact).abs().max()) for K in (20, 200)]
     assert errors[1] < errors[0] / 5
     assert errors[1] < 0.02

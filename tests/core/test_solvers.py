@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from adaptive_flow import adaptive_flow
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory
 from optcov.noise import batch_noise
 from optcov.oracle import GaussianMixture
 from optcov.sampling import sample
-from optcov.solvers import (
-    euler_maruyama,
-    gotta_go_fast,
-    probability_flow,
-    probability_flow_adaptive,
-)
+from optcov.solvers import euler_maruyama, gotta_go_fast, probability_flow
 
 SCHEDULE = Schedule.vp_sde()
 # Smooth enough for asymptotics at moderate step numbers, yet not Gaussian: the drift is not linear.
@@ -73,15 +69,7 @@ def test_euler_maruyama_has_strong_order_one_because_its_noise_is_additive():
 
 def test_fixed_probability_flow_has_global_order_one_towards_the_adaptive_solution():
     x_1 = start(16)
-    exact = probability_flow_adaptive(
-        NETWORK,
-        SCHEDULE,
-        x_1,
-        relative_tolerance=1e-8,
-        absolute_tolerance=1e-8,
-        end_time=END,
-        denoise=False,
-    ).x_0
+    exact = adaptive_flow(NETWORK, SCHEDULE, x_1, 1e-8, end_time=END, denoise=False)
     numbers = [64, 128, 256]
     errors = [
         float((probability_flow(NETWORK, SCHEDULE, x_1, steps, end_time=END, denoise=False).x_0 - exact).norm())
@@ -95,9 +83,7 @@ def test_probability_flow_of_a_gaussian_is_the_known_scaling(denoise):
     variance = 0.3
     network = GaussianMixture([1.0], [[0.0, 0.0]], [variance]).network(SCHEDULE)
     x_1 = start(16)
-    result = probability_flow_adaptive(
-        network, SCHEDULE, x_1, relative_tolerance=1e-9, absolute_tolerance=1e-9, denoise=denoise
-    )
+    found = adaptive_flow(network, SCHEDULE, x_1, 1e-9, denoise=denoise)
 
     def spread(t: float) -> float:
         return float(SCHEDULE.alpha_bar(t) * variance + SCHEDULE.beta_bar(t)) ** 0.5
@@ -105,19 +91,7 @@ def test_probability_flow_of_a_gaussian_is_the_known_scaling(denoise):
     expected = x_1 * spread(1e-3) / spread(1.0)
     if denoise:
         expected = expected * float(SCHEDULE.alpha_bar(1e-3)) ** 0.5 * variance / spread(1e-3) ** 2
-    assert torch.allclose(result.x_0, expected, atol=1e-7)
-
-
-def test_adaptive_probability_flow_counts_what_it_asks_and_tolerances_set_its_cost():
-    costs = []
-    for tolerance in (1e-3, 1e-6):
-        network = Counting()
-        result = probability_flow_adaptive(
-            network, SCHEDULE, start(4), relative_tolerance=tolerance, absolute_tolerance=tolerance
-        )
-        assert result.evaluations.tolist() == [network.calls] * 4
-        costs.append(network.calls)
-    assert costs[0] < costs[1]
+    assert torch.allclose(found, expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("denoise", [False, True])
@@ -284,10 +258,9 @@ def test_a_bad_value_stops_with_step_time_and_samples(solver):
         solver(failing, SCHEDULE, start(8), 20)
 
 
-@pytest.mark.parametrize("solver", [gotta_go_fast, probability_flow_adaptive])
-def test_a_bad_value_stops_adaptive_solvers(solver):
+def test_a_bad_value_stops_an_adaptive_solver():
     with pytest.raises(ValueError, match="NaN or infinity: first at step"):
-        solver(failing, SCHEDULE, start(8))
+        gotta_go_fast(failing, SCHEDULE, start(8))
 
 
 def test_fixed_steps_never_wait_for_the_device(monkeypatch):
@@ -339,10 +312,6 @@ def test_fixed_steps_never_wait_for_the_device(monkeypatch):
         ),
         (lambda: euler_maruyama(NETWORK, SCHEDULE, start(2)[:0], 5), "that is not empty"),
         (lambda: gotta_go_fast(NETWORK, SCHEDULE, start(2), -1.0), "tolerances must be positive"),
-        (
-            lambda: probability_flow_adaptive(NETWORK, SCHEDULE, start(2), relative_tolerance=0.0),
-            "tolerances must be positive",
-        ),
         (
             lambda: gotta_go_fast(NETWORK, SCHEDULE, start(2), first_step=0.0),
             "first_step = 0.0 must be positive",

@@ -108,8 +108,8 @@ def test_several_files_of_a_directory_that_cannot_be_are_refused_by_name(tmp_pat
 
 
 def test_a_file_is_invisible_until_it_is_whole(tmp_path):
-    with atomic_writer(tmp_path / "a.txt", text=True) as stream:
-        stream.write("new")
+    with atomic_writer(tmp_path / "a.txt") as stream:
+        stream.write(b"new")
         assert not (tmp_path / "a.txt").exists()
     assert (tmp_path / "a.txt").read_text() == "new"
 

@@ -216,7 +216,7 @@ def test_other_time_arguments_parameterisations_and_ranges_survive(tmp_path: Pat
     network = HeadedNetwork(
         Backbone.of(small_unet(out_channels=2)),
         Schedule.linear(40),
-        time_argument=TimeArgument.discrete(40, shift=1),
+        time_argument=TimeArgument(25.0, shift=1),
         parameterisation="v_prediction",
         learned_range=True,
     )

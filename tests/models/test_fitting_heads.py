@@ -226,7 +226,7 @@ def test_a_start_that_overflows_gives_way_to_a_fresh_head():
     generator = torch.Generator().manual_seed(0)
     target = torch.where(torch.rand(4096, 1, generator=generator) < 0.01, 1e25, 1e-11)
     features = torch.randn(4096, 3, generator=generator)
-    rows = [Rows(features, {}, torch.ones(4096), torch.zeros(4096), {"npr": Regression.plain(target)})]
+    rows = [Rows(features, torch.ones(4096), torch.zeros(4096), {"npr": Regression.plain(target)})]
     report = fit_gamma(lambda: rows, {"npr": DenseHead(3, 1)}, passes=40)["npr"]
     assert all(math.isfinite(loss) for loss in report.losses)
     assert report.losses == tuple(sorted(report.losses, reverse=True))
@@ -235,7 +235,7 @@ def test_a_start_that_overflows_gives_way_to_a_fresh_head():
 
 def test_a_fit_of_values_that_are_not_finite_says_so():
     broken = Regression.plain(torch.full((8, 1), math.nan))
-    rows = [Rows(torch.randn(8, 3), {}, torch.ones(8), torch.zeros(8), {"npr": broken})]
+    rows = [Rows(torch.randn(8, 3), torch.ones(8), torch.zeros(8), {"npr": broken})]
     with pytest.raises(TrainingError, match="not finite"):
         fit_gamma(lambda: rows, {"npr": DenseHead(3, 1)})
 
@@ -294,7 +294,7 @@ def test_the_windows_leave_no_part_of_an_image_out(side):
     steps = torch.cartesian_prod(torch.arange(0, 1, 1 / 64), torch.arange(0, 1, 1 / 64)).double()
     image = torch.arange(height * width).reshape(1, 1, height, width).float()
     positions = image.expand(len(steps), -1, -1, -1)
-    whole = Rows(positions, {}, steps[:, 0], steps[:, 0], {"npr": Regression.plain(positions)})
+    whole = Rows(positions, steps[:, 0], steps[:, 0], {"npr": Regression.plain(positions)})
     tiles = cut(whole, side, 0, steps).inputs
     assert max(tiles.shape[-2:]) <= side
     once = torch.unique(tiles.flatten(1), dim=0).flatten().long().bincount(minlength=height * width)

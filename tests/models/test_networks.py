@@ -191,15 +191,15 @@ def test_the_time_argument_is_the_authors(row):
     name, n, expected = row
     steps = int(name.split("N=")[1].split()[0])
     if name.startswith("DTWrapper"):
-        value = TimeArgument.discrete(steps, shift=1 if "shift1=True" in name else 0)(n)
+        value = TimeArgument(1000 / steps, 1 if "shift1=True" in name else 0)(n)
     else:
-        value = TimeArgument.continuous()(n / steps)
+        value = TimeArgument(999.0)(n / steps)
     assert value.dtype == torch.float32
     assert float(value) == pytest.approx(expected, rel=1e-6)
 
 
 def test_times_reach_the_backbone_as_one_float_per_sample(x_t):
-    net = network(Schedule.linear(), time_argument=TimeArgument.discrete(1000, shift=1))
+    net = network(Schedule.linear(), time_argument=TimeArgument(1.0, shift=1))
     net(x_t, torch.tensor([1, 2, 1000]))
     assert net.backbone.module.seen_time.tolist() == [0.0, 1.0, 999.0]
     net(x_t, 500)

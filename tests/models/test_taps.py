@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tests.token_networks import NETWORKS, SQUARE_ONLY, conditional_unet, dit, make, unet
+from tests.token_networks import NETWORKS, SQUARE_ONLY, dit, make, tapped, unet
 from torch import nn
 
 from optcov import Schedule
@@ -41,7 +41,7 @@ def linear_copy(backbone: Backbone, x: torch.Tensor, features: torch.Tensor, cha
 
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_a_linear_head_with_the_layers_own_weights_gives_the_networks_own_output(name, size):
-    backbone = Backbone.of(make(name))
+    backbone = tapped(make(name))
     x, time = torch.randn(3, 2, *size), torch.tensor([10.0, 500.0, 990.0])
     with torch.no_grad():
         seen = backbone(x, time)
@@ -54,7 +54,7 @@ def test_a_linear_head_with_the_layers_own_weights_gives_the_networks_own_output
 
 @pytest.mark.parametrize("name", ["unet", "dit", "pixart", "sd3", "flux"])
 def test_a_timed_head_has_the_layers_form_and_copies_it_at_every_level(name):
-    network = HeadedNetwork(Backbone.of(make(name)), Schedule.flow(), parameterisation="flow_prediction")
+    network = HeadedNetwork(tapped(make(name)), Schedule.flow(), parameterisation="flow_prediction")
     x = torch.randn(3, 2, 8, 8)
     head = new_heads(network, x[:1], ["npr"])["npr"].module
     assert isinstance(head, TimedHead)
@@ -71,7 +71,7 @@ def test_a_timed_head_has_the_layers_form_and_copies_it_at_every_level(name):
 @pytest.mark.parametrize("name", ["dit", "sd3", "flux"])
 @pytest.mark.parametrize("names", [["npr", "sn"], ["range"]])
 def test_heads_on_tokens_are_one_number_per_pixel_and_are_kept_with_their_form(name, names, tmp_path):
-    network = HeadedNetwork(Backbone.of(make(name)), Schedule.vp_sde())
+    network = HeadedNetwork(tapped(make(name)), Schedule.vp_sde())
     x = torch.randn(2, 2, 8, 8)
     tasks = new_heads(network, x[:1], names)
     for head_name, task in tasks.items():
@@ -239,14 +239,8 @@ def test_tokens_that_do_not_cover_the_image_are_refused():
         Backbone.of(Extra(), "last")(torch.zeros(1, 2, 8, 8), torch.zeros(1))
 
 
-def test_a_tap_can_be_named_from_a_module_around_the_network():
-    inner = unet()
-    tap = tap_of(inner)
-    assert tap == Tap("conv_out", "conv_norm_out", False, 3, None, "cpq", "time_embedding", "conv_act")
-    inside = tap.inside("network")
-    assert (inside.layer, inside.point) == ("network.conv_out", "network.conv_norm_out")
-    assert (inside.time_embedding, inside.activation) == ("network.time_embedding", "network.conv_act")
-    assert tap_of(conditional_unet()).layer == "network.conv_out"
+def test_a_unet_is_tapped_before_its_normalisation():
+    assert tap_of(unet()) == Tap("conv_out", "conv_norm_out", False, 3, None, "cpq", "time_embedding", "conv_act")
 
 
 # half precision
@@ -257,12 +251,12 @@ def test_a_tap_can_be_named_from_a_module_around_the_network():
 def test_a_network_in_half_precision_stays_so_and_its_heads_are_float32(name, dtype):
     whole, half = make(name), make(name).to(dtype)
     x, t = torch.randn(3, 2, 8, 8), torch.tensor([0.1, 0.5, 0.9])
-    network = HeadedNetwork(Backbone.of(half), Schedule.flow(), parameterisation="flow_prediction").eval()
+    network = HeadedNetwork(tapped(half), Schedule.flow(), parameterisation="flow_prediction").eval()
     heads = {name: task.module for name, task in new_heads(network, x[:1], ["npr", "sn"]).items()}
-    network = HeadedNetwork(Backbone.of(half), Schedule.flow(), heads, parameterisation="flow_prediction").eval()
+    network = HeadedNetwork(tapped(half), Schedule.flow(), heads, parameterisation="flow_prediction").eval()
     with torch.no_grad():
         prediction = network(x, t)
-        exact = HeadedNetwork(Backbone.of(whole), Schedule.flow(), parameterisation="flow_prediction")(x, t)
+        exact = HeadedNetwork(tapped(whole), Schedule.flow(), parameterisation="flow_prediction")(x, t)
     assert {weight.dtype for weight in half.parameters()} == {dtype}
     assert {weight.dtype for head in heads.values() for weight in head.parameters()} == {torch.float32}
     assert prediction.output.dtype == torch.float32
@@ -272,7 +266,7 @@ def test_a_network_in_half_precision_stays_so_and_its_heads_are_float32(name, dt
 
 def test_heads_stay_float32_when_the_network_around_them_is_halved():
     head = ConvHead(8, 2, groups=4)
-    network = HeadedNetwork(Backbone.of(make("unet")), Schedule.flow(), {"npr": head}, parameterisation="sample")
+    network = HeadedNetwork(tapped(make("unet")), Schedule.flow(), {"npr": head}, parameterisation="sample")
     nn.init.normal_(head.conv.weight, std=0.1)
     before = head.conv.weight.detach().clone()
     for move in (network.half, network.bfloat16, lambda: network.to(torch.bfloat16)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.token_networks import make
+from tests.token_networks import make, tapped
 from torch import nn
 
 from optcov import Schedule
@@ -23,10 +23,10 @@ def token_rows(head: ConvHead | TimedHead, count: int = 400) -> tuple[Rows, torc
     features = torch.randn(count, 5, 3, 4, generator=generator)
     log_snr = 12 * torch.rand(count, generator=generator) - 6
     weights = 0.4 * torch.randn(_rows_of(head), _columns_of(head), generator=generator)
-    rows = Rows(features, {}, torch.full((count,), 0.5), log_snr, {})
+    rows = Rows(features, torch.full((count,), 0.5), log_snr, {})
     log_g = head.squash(apply(head, rows, weights))
     target = log_g.exp() * torch.randn(log_g.shape, generator=generator).square()
-    return Rows(features, {}, rows.times, log_snr, {"npr": Regression.plain(target)}), log_g
+    return Rows(features, rows.times, log_snr, {"npr": Regression.plain(target)}), log_g
 
 
 def _rows_of(head) -> int:
@@ -70,7 +70,7 @@ def test_least_squares_on_tokens_equal_their_normal_equations():
 def test_the_product_with_the_rows_is_that_of_the_matrix(kernel):
     head = TimedHead(5, 1, None, kernel=kernel, patch=2)
     generator = torch.Generator().manual_seed(1)
-    rows = Rows(torch.randn(7, 5, 3, 4, generator=generator), {}, torch.zeros(7), torch.linspace(-8, 8, 7), {})
+    rows = Rows(torch.randn(7, 5, 3, 4, generator=generator), torch.zeros(7), torch.linspace(-8, 8, 7), {})
     residual = torch.randn(7, 1, 6, 8, generator=generator)
     x = layer_rows(head.last, rows)  # (B, L, P)
     whole = torch.einsum("bk,blp->bklp", head.hats(rows.log_snr), x).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
@@ -131,15 +131,13 @@ class Own(nn.Module):
         return self.last(torch.tanh(2 * self.body(torch.cat([x, place, level], 1))))
 
 
-def own() -> nn.Module:
+def own() -> Backbone:
     torch.manual_seed(0)
-    module = Own().requires_grad_(False)
-    module.output_tap = Backbone.of(module, "last").output_tap
-    return module
+    return Backbone.of(Own().requires_grad_(False), "last")
 
 
-def fitted(module: nn.Module, names=("npr",), images: int = 1024) -> HeadedNetwork:
-    network = HeadedNetwork(Backbone.of(module), Schedule.flow(), parameterisation="flow_prediction").eval()
+def fitted(backbone: Backbone, names=("npr",), images: int = 1024) -> HeadedNetwork:
+    network = HeadedNetwork(backbone, Schedule.flow(), parameterisation="flow_prediction").eval()
     source = half_known()
     tasks = new_heads(network, source.x_0(torch.arange(1)), names)
     heads = fit_closed_form(network, tasks, Batches(source, network.schedule, 64), images).heads
@@ -164,7 +162,7 @@ def by_decile(network: HeadedNetwork) -> tuple[torch.Tensor, float]:
 
 @pytest.mark.parametrize("network", ["dit", "flux", "own"])
 def test_heads_of_any_form_are_calibrated_by_level_and_by_decile(network):
-    headed = fitted(own() if network == "own" else make(network))
+    headed = fitted(own() if network == "own" else tapped(make(network)))
     levels = calibrate(headed, half_known(), ["npr"], samples=512, parts=5, batch_size=64, seed=5)["npr"]
     assert levels.ratio.tolist() == pytest.approx([1.0] * 5, abs=0.08)
     ratios, spread = by_decile(headed)
@@ -173,12 +171,12 @@ def test_heads_of_any_form_are_calibrated_by_level_and_by_decile(network):
 
 
 def test_squared_noise_and_range_are_fitted_on_tokens_too():
-    headed = fitted(make("dit"), ("npr", "sn"), 256)
+    headed = fitted(tapped(make("dit")), ("npr", "sn"), 256)
     x_t = torch.randn(4, 2, 8, 8)
     with torch.no_grad():
         prediction = headed(x_t, 0.5)
     assert all(bool((prediction.heads[name] > 0).all()) for name in ("npr", "sn"))
-    network = HeadedNetwork(Backbone.of(make("dit")), Schedule.vp_sde(), parameterisation="v_prediction").eval()
+    network = HeadedNetwork(tapped(make("dit")), Schedule.vp_sde(), parameterisation="v_prediction").eval()
     tasks = new_heads(network, x_t[:1], ["range"])
     report = fit_closed_form(network, tasks, Batches(half_known(), network.schedule, 64), 128).reports["range"]
     assert report.losses[-1] <= report.losses[0]
@@ -186,7 +184,7 @@ def test_squared_noise_and_range_are_fitted_on_tokens_too():
 
 @pytest.mark.parametrize("network", ["dit", "unet"])
 def test_heads_fitted_on_a_network_in_half_precision_are_float32_and_calibrated(network):
-    headed = fitted(make(network).to(torch.bfloat16))
+    headed = fitted(tapped(make(network).to(torch.bfloat16)))
     assert {weight.dtype for weight in headed.backbone.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in headed.heads.parameters()} == {torch.float32}
     result = calibrate(headed, half_known(), ["npr"], samples=512, parts=5, batch_size=64, seed=5)["npr"]

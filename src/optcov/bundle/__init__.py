@@ -7,7 +7,6 @@ from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.sampler import Sampler
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, schedule_spec
 from optcov.bundle.spectra import Spectra
-from optcov.bundle.weights import load_head, save_head
 
 __all__ = [
     "Bundle",
@@ -20,8 +19,6 @@ __all__ = [
     "embedded_models",
     "find_bundle",
     "load",
-    "load_head",
-    "save_head",
     "schedule_spec",
     "test_images",
     "test_set",

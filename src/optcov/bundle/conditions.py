@@ -86,7 +86,7 @@ def check_told(
 ) -> dict[str, Tensor]:
     """A condition for `count` images of a bundle, or a ValueError; labels must be those of its classes.
 
-    A network of somebody's own may be told labels of any kind.
+    A user's own network may be told labels of any kind.
     """
     told = check_condition(condition, count)
     if LABELS in told and takes_labels(network):

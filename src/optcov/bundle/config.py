@@ -149,7 +149,7 @@ def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
 
 
 def _image_shape(value: Any, of_any_kind: bool) -> tuple[int, ...]:
-    """of_any_kind: data that is not images, such as vectors, which networks of somebody's own take."""
+    """of_any_kind: data that is not images, such as vectors, which a user's own networks take."""
     sizes = value if isinstance(value, list) else []
     fine = all(type(size) is int and size > 0 for size in sizes)
     if of_any_kind:

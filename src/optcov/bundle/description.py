@@ -113,7 +113,7 @@ def _sizes(directory: Path) -> dict[str, int]:
 
 
 def lines(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A description as pairs of a name and a text, for the eye."""
+    """A description as pairs of a name and a text, for display."""
     about, network = content["bundle"], content["network"]
     yield about["name"], about["directory"] or "in memory"
     pixels = "any value" if about["data_range"] is None else "{:g} to {:g}".format(*about["data_range"])

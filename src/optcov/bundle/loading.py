@@ -136,7 +136,7 @@ def _load(directory: Path, given: Callable[..., Any] | None = None) -> Bundle:
 
 
 def _given(directory: Path, config: BundleConfig, given: Callable[..., Any] | None) -> nn.Module:
-    """The network of somebody's own that a bundle was fitted on, if it is that."""
+    """The user's own network that a bundle was fitted on, if it is that."""
     known = config.given_network
     if known is None:
         raise BundleError(f"{directory} holds its own network; leave network out")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.errors import BundleError
-from optcov.bundle.schedules import build_schedule, schedule_spec
+from optcov.bundle.schedules import build_schedule, schedule_key, schedule_spec
 from optcov.schedule import Schedule, check_whole
 from optcov.solvers import DataMoments, MatchedNoise, match_noise
 from optcov.solvers.multistep import ETA
@@ -71,14 +71,14 @@ def find(entries: Sequence[MatchedNoise], schedule: Schedule, steps: int, name: 
 
 def prepared(entries: Sequence[MatchedNoise], schedule: Schedule) -> dict[int, MatchedNoise]:
     """The entries of a schedule by number of steps, least first."""
-    wanted, _ = _key(schedule, 0)
+    wanted = schedule_key(schedule)
     here = {steps: entry for entry in entries for spec, steps in [key(entry)] if spec == wanted}
     return dict(sorted(here.items()))
 
 
 def key(entry: MatchedNoise) -> tuple[str, int]:
     """Schedule and number of steps."""
-    return _key(entry.schedule, len(entry.trajectory))
+    return schedule_key(entry.schedule), len(entry.trajectory)
 
 
 def to_file(entries: Sequence[MatchedNoise]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -128,7 +128,3 @@ def _entry(content: Any, tensors: Mapping[str, Tensor]) -> MatchedNoise:
         return MatchedNoise(build_schedule(content["schedule"]), Trajectory(times), float(eta), **tensors)
     except (ValueError, OverflowError, RuntimeError) as error:
         raise BundleError(f"an entry is no matched noise: {error}") from error
-
-
-def _key(schedule: Schedule, steps: int) -> tuple[str, int]:
-    return json.dumps(schedule_spec(schedule), sort_keys=True), int(steps)

@@ -35,7 +35,7 @@ def compare(
 
     options: those of `Sampler`, such as condition and guidance.
     """
-    # all of them before the first draws, so that a bad name does not cost the time of the good ones
+    # check all names before drawing
     return _cells({(name, K): Sampler(bundle, name, K, seed, **options) for name in methods for K in steps}, count)
 
 

@@ -118,7 +118,7 @@ class Sampler:
 
     @property
     def title(self) -> str:
-        """Method and effort, for the eye."""
+        """Method and effort, for display."""
         effort = f"tolerance {self.tolerance:g}" if self.adaptive else f"{self.steps} steps"
         return f"{self.method.name}, {effort}" + ("" if self.guidance == 1 else f", guidance {self.guidance:g}")
 

@@ -95,7 +95,7 @@ class StoredTrajectory:
     @cached_property
     def key(self) -> tuple[str, str, int]:
         """Schedule, method and number of steps: what a trajectory is looked up by."""
-        return _schedule_key(self.schedule), self.method, len(self.trajectory)
+        return schedule_key(self.schedule), self.method, len(self.trajectory)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -135,7 +135,7 @@ def _shared_schedule(spec: dict[str, Any], known: dict[str, Schedule]) -> Schedu
 
 def find_trajectory(stored: Sequence[StoredTrajectory], schedule: Schedule, method: str, K: int) -> Trajectory:
     """Look a trajectory up; the error lists the lengths there are."""
-    here = [entry for entry in stored if entry.key[:2] == (_schedule_key(schedule), method)]
+    here = [entry for entry in stored if entry.key[:2] == (schedule_key(schedule), method)]
     for entry in here:
         if len(entry.trajectory) == K:
             return entry.trajectory
@@ -146,5 +146,6 @@ def find_trajectory(stored: Sequence[StoredTrajectory], schedule: Schedule, meth
     )
 
 
-def _schedule_key(schedule: Schedule) -> str:
+def schedule_key(schedule: Schedule) -> str:
+    """What stored things of a schedule are looked up by."""
     return json.dumps(schedule_spec(schedule), sort_keys=True)

@@ -18,7 +18,7 @@ from optcov import storage
 from optcov.bundle.conditions import check_classes, check_empty
 from optcov.bundle.errors import BundleError
 from optcov.networks import Head, build_head, head_config
-from optcov.networks.calls import example_of, image_channels
+from optcov.networks.calls import CALLS, example_of, image_channels
 from optcov.networks.classes import LABELS
 from optcov.networks.unet_config import (
     BUILDING_ERRORS,
@@ -32,10 +32,7 @@ from optcov.networks.unet_config import (
     split_config,
 )
 
-NETWORKS = (  # classes that a bundle can hold
-    *("UNet2DModel", "PaperUNet", "UNet2DConditionModel", "DiTTransformer2DModel"),
-    *("PixArtTransformer2DModel", "SD3Transformer2DModel", "FluxTransformer2DModel"),
-)
+NETWORKS = ("PaperUNet", *CALLS)  # classes that a bundle can hold
 UNET_CONFIG, UNET_WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 MAX_JSON_BYTES = 2**24
 
@@ -132,7 +129,7 @@ def network_classes() -> dict[str, Any]:
 
 
 def can_store(network: nn.Module) -> bool:
-    """Whether a bundle can hold a network: one of the known classes, not a module of somebody's own."""
+    """Whether a bundle can hold a network: one of the known classes, not a user's own module."""
     kind = type(network)
     return kind.__name__ in NETWORKS and kind.__module__.startswith(("diffusers.", "optcov."))
 

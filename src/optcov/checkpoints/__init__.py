@@ -3,13 +3,12 @@
 from optcov.checkpoints.diffusers_models import import_diffusers, import_model
 from optcov.checkpoints.errors import CheckpointError
 from optcov.checkpoints.models import ImportedModel, export_checkpoint, import_checkpoint, read_gamma
-from optcov.checkpoints.sources import SOURCES, Source
+from optcov.checkpoints.sources import SOURCES
 
 __all__ = [
     "SOURCES",
     "CheckpointError",
     "ImportedModel",
-    "Source",
     "export_checkpoint",
     "import_checkpoint",
     "import_diffusers",

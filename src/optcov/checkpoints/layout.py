@@ -129,7 +129,7 @@ def check_keys(table: Table, foreign: State, empty: State) -> None:
 
 def _mistyped(state: State) -> list[str]:
     keys = [key for key, tensor in state.items() if tensor.dtype not in PLAIN_FLOATS]
-    more = f" ({len(keys) - 1} more keys are no better)" if len(keys) > 1 else ""
+    more = f" ({len(keys) - 1} more keys have the same problem)" if len(keys) > 1 else ""
     return [f"{keys[0]} {no_plain_floats(state[keys[0]])}{more}"] if keys else []
 
 

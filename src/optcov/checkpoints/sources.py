@@ -54,19 +54,19 @@ class Source:
         return ddpm | dict.fromkeys(("A-DDIM", "NPR-DDIM", "SN-DDIM"), 1.0)
 
 
-_TIMES_FROM_1, _TIMES_FROM_0 = TimeArgument.discrete(1000), TimeArgument.discrete(1000, shift=1)
+_TIMES_FROM_1, _TIMES_FROM_0 = TimeArgument(1.0), TimeArgument(1.0, shift=1)
 # fmt: off
 _ALL = (
     Source("cifar10-ls", "CIFAR10 (LS)", IMPROVED_DIFFUSION, (1, 2, 2, 2), 3, Schedule.linear, _TIMES_FROM_1,
            dropout=0.3, noise_cap_ddpm=2.0),
     Source("cifar10-cs", "CIFAR10 (CS)", IMPROVED_DIFFUSION, (1, 2, 2, 2), 3, Schedule.cosine, _TIMES_FROM_1,
            dropout=0.3),
-    Source("cifar10-vp-sde", "CIFAR10 (VP SDE)", NCSNPP, (1, 2, 2, 2), 4, Schedule.vp_sde, TimeArgument.continuous(),
+    Source("cifar10-vp-sde", "CIFAR10 (VP SDE)", NCSNPP, (1, 2, 2, 2), 4, Schedule.vp_sde, TimeArgument(999.0),
            dropout=0.1, noise_cap_ddpm=2.0),
     Source("celeba64", "CelebA 64x64", DDPM, (1, 2, 2, 2, 4), 2, Schedule.linear, _TIMES_FROM_0,
            dropout=0.1, noise_cap_ddpm=2.0),
     Source("imagenet64", "ImageNet 64x64", IMPROVED_DIFFUSION, (1, 2, 3, 4), 3, lambda: Schedule.cosine(4000),
-           TimeArgument.discrete(4000, shift=1), dropout=0.0, sn_head="residual", learned_range=True),
+           TimeArgument(0.25, shift=1), dropout=0.0, sn_head="residual", learned_range=True),
     Source("lsun-bedroom", "LSUN Bedroom", DDPM, (1, 1, 2, 2, 4, 4), 2, Schedule.linear, _TIMES_FROM_0,
            dropout=0.0, sn_head="residual"),
 )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from optcov.console import announce, check_out, check_seed, default_out, finish, output, print_json
-from optcov.text_table import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,15 +89,10 @@ def command(
     if json:
         print_json(told)
         return
-    output.print(printable_lines(str(found)), highlight=False, markup=False)
+    output.print(str(found), highlight=False, markup=False)
     if known is not None:
         output.print(f"PSNR of the mean: {told['psnr']:.2f} dB", highlight=False)
     finish(found_out / "restoration.png", "optcov", "sample", bundle, "--variance-map")
-
-
-def printable_lines(text: str) -> str:
-    """Text of several lines with nothing that steers a terminal."""
-    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def make_operator(

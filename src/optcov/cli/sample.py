@@ -222,7 +222,7 @@ def _compare(
     """Draw the picture of methods against steps, and say what is in it."""
     from optcov.bundle.pictures import compare, draw_comparison
 
-    most = model.schedule.steps or max(COMPARED_STEPS)
+    most = model.schedule.grid_size if model.schedule.discrete else max(COMPARED_STEPS)
     usual = [K for K in COMPARED_STEPS if most >= K] or [most]
     columns = usual if steps is None else numbers(steps, "--compare-steps", "5,10,25")
     rows = [name.strip() for name in methods.split(";")]

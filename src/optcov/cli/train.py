@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from optcov.console import announce, check_out, check_seed, finish, names, numbers, print_json, resumable, settings_of
-from optcov.progress import track_training
 
 FIRST_SCREEN = ("out", "steps", "batch_size", "learning_rate", "channels", "layers", "labels", "flip", "seed", "json")
 
@@ -63,6 +62,7 @@ def command(
     from optcov import storage
     from optcov.fitting.batches import NoiseLevels
     from optcov.fitting.config import TrainingConfig
+    from optcov.fitting.loop import track_training
     from optcov.fitting.score import ScoreSettings
     from optcov.fitting.stage1 import DiTShape, UNetShape, train_noise_predictor
 

@@ -77,7 +77,7 @@ class Bounds:
         self.moved = ClampCounts(0, 0, 0)  # tensors, on the device until somebody asks
 
     def clip(self, mean: Tensor) -> Tensor:
-        """A mean of x_0 inside the data range, if it is to be there."""
+        """Clip a mean of x_0 to the data range, unless there is none or clip_mean is False."""
         return mean if self.data_range is None or not self.clip_mean else mean.clamp(*self.data_range)
 
     @property

@@ -3,7 +3,7 @@
 from optcov.data.export import grid, write_png
 from optcov.data.images import DataError, ImageSet, flip_half, from_8bit, to_8bit
 from optcov.data.modes import with_channels
-from optcov.data.sources import join, load, load_mixed
+from optcov.data.sources import load, load_mixed
 
 __all__ = [
     "DataError",
@@ -11,7 +11,6 @@ __all__ = [
     "flip_half",
     "from_8bit",
     "grid",
-    "join",
     "load",
     "load_mixed",
     "to_8bit",

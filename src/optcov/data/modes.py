@@ -1,4 +1,4 @@
-"""Colour modes: what images of other modes become, as people expect it, and one sentence that says so.
+"""Colour modes: convert images to grey or RGB, and log it once.
 
 Transparent pixels are put on white, palettes become RGB; grey becomes RGB, and RGB grey, where a network asks for it.
 What would lose more than that (16 bits, floats) is refused.
@@ -66,7 +66,7 @@ def with_channels(images: ImageSet, channels: int) -> ImageSet:
     """The images as a network of this many channels takes them: grey as RGB or RGB as grey, and that is said once."""
     found = images.shape[0]
     if found == channels or {found, channels} != {1, 3}:
-        return images  # what fits, and what nothing can make fit
+        return images  # nothing to convert, or no conversion exists
     was, becomes = ("RGB", "grey") if channels == 1 else ("grey", "RGB")
     say_once(f"{images.name}: converted {len(images)} {was} images to {becomes}, which the network takes")
     converted = images.images.expand(-1, 3, -1, -1).contiguous() if channels == 3 else _grey(images.images)

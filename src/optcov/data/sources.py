@@ -24,6 +24,7 @@ from optcov.data.idx import is_idx_directory, load_idx
 from optcov.data.images import DataError, ImageSet
 
 SPLITS = ("train", "test", "all")
+TEST_SHARE = 0.1  # of a source without splits
 HUB_PREFIX = "hf:"
 FASHION_MNIST = (  # checksums of its training and test images
     "0a9ee897a7afb6dd4c155e91561cbe3e6d188ca68f163d751bffa7c99147e70d",
@@ -31,16 +32,16 @@ FASHION_MNIST = (  # checksums of its training and test images
 )
 
 
-def load(source: str | Path, split: str = "train", test_share: float = 0.1, seed: int = 0) -> ImageSet:
+def load(source: str | Path, split: str = "train") -> ImageSet:
     """Load one split of a source of images; the module's docstring lists the sources.
 
-    split: "train", "test" or "all". test_share and seed make splits where the source has none:
-    the same images in the same order give the same split.
+    split: "train", "test" or "all". Where the source has no splits, a tenth of its images is for testing: the same
+    images in the same order give the same split.
     """
     if split not in SPLITS:
         raise DataError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
     try:
-        return _load(source, split, test_share, seed)
+        return _load(source, split)
     except MemoryError as error:  # of a limit that the free memory does not tell of
         raise DataError(f"{source} does not fit into the memory that this process may use") from error
 
@@ -59,10 +60,10 @@ def load_mixed(source: str | Path, split: str = "train") -> ImageSet:
     return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)))
 
 
-def _load(source: str | Path, split: str, test_share: float, seed: int) -> ImageSet:
+def _load(source: str | Path, split: str) -> ImageSet:
     if split != "all":
         images, own_split = _load_split(source, split)
-        return images if own_split else images.split(test_share, seed)[split == "test"]
+        return images if own_split else images.split(TEST_SHARE)[split == "test"]
     if Path(source).suffix == ".npz" and Path(source).is_file():
         return reduce(join, [load_npz(Path(source), part)[0] for part in npz_splits(Path(source)) or ["train"]])
     images, own_split = _load_split(source, "train")

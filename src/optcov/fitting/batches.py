@@ -1,8 +1,7 @@
 """Training batches (x_0, t, eps, condition) whose randomness depends on (seed, step) alone.
 
 Images go through seeded permutations, one per epoch; flips, times, noise and which labels are left out come from a
-generator seeded by the step.
-So a step has the same batch after a restart, and whatever came before it.
+generator seeded by the step. So a step has the same batch after a restart, and whatever came before it.
 """
 
 from __future__ import annotations
@@ -11,32 +10,19 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from optcov.data import flip_half
 from optcov.fitting.config import TrainingError
 from optcov.identity import condition_identity
 from optcov.networks.classes import LABELS
-from optcov.prediction import check_condition, condition_of, take
+from optcov.prediction import Source, check_condition, condition_of, take
 from optcov.schedule import Schedule
 
 MOST = 2**20  # images of a batch: beyond, a slip of the finger would fill the memory
-
-
-class Source(Protocol):
-    """Where clean data comes from; `optcov.data.ImageSet` is one.
-
-    A source may also have `condition(index) -> {name: tensor}`, what a network is told about the data besides; see
-    `Conditioned`.
-    """
-
-    def __len__(self) -> int: ...
-
-    def x_0(self, index: Tensor) -> Tensor:
-        """Data points at the index, float32 (m, *D), scaled as the network sees them."""
-        ...
 
 
 @final
@@ -196,8 +182,7 @@ class Batches:
         index = self._indices(step)
         x_0 = self.source.x_0(index)
         if self.flip:
-            mirrored = torch.rand(len(x_0), generator=generator) < 0.5
-            x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(-1), x_0)
+            x_0 = flip_half(x_0, generator)
         times = draw_times(self.schedule, len(x_0), generator, self.levels)
         noise = torch.randn(x_0.shape, generator=generator)
         condition = condition_of(self._told(), index)

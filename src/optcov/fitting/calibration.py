@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from optcov.covariances import Example, of_head
-from optcov.fitting.batches import Batches, Source
+from optcov.fitting.batches import Batches
 from optcov.fitting.config import TrainingError
 from optcov.fitting.heads import HeadTask
 from optcov.fitting.objectives import observe
 from optcov.forward import ForwardProcess
 from optcov.networks import HeadedNetwork
+from optcov.prediction import Source
 
 
 @final

@@ -38,6 +38,7 @@ from optcov.networks.thin import thin_convolution, thin_weight_gradient
 LOG_CHI_SQUARE_MEAN = -1.2703628454614782  # E[log z^2] for standard normal z: -(log 2 + Euler's constant)
 SMALLEST_TARGET = 1e-12  # log of an exact zero would be minus infinity; only the start uses it
 CHUNK_BYTES = 2**28  # of X and X^T X by sample at a time
+TOLERANCE = 2e-5  # of the mean deviance, in nats: a fit stops where a full step would gain less
 RIDGE = 1e-8  # of the unit diagonal: dead or equal features must not stop the solve
 
 
@@ -58,14 +59,13 @@ def fit_gamma(
     stream: Stream,
     heads: Mapping[str, Head],
     passes: int = 25,
-    tolerance: float = 2e-5,
     reduce: Reduce = lambda total: total,
 ) -> dict[str, FitReport]:
     """Fit the last layers by Fisher scoring, all from the same rows, and put the weights in.
 
-    A head has converged when a full step promises to lower its mean deviance by less than the tolerance, in nats.
+    A head has converged when a full step promises to lower its mean deviance by less than TOLERANCE, in nats.
     """
-    scorings = {name: _Scoring(start, tolerance) for name, start in _first_pass(stream, heads, reduce).items()}
+    scorings = {name: _Scoring(start) for name, start in _first_pass(stream, heads, reduce).items()}
     for _ in range(passes):
         weights = {name: scoring.candidate for name, scoring in scorings.items()}
         for name, sums in _score_pass(stream, heads, weights, reduce).items():
@@ -115,7 +115,7 @@ def fit_least_squares(
 
 def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) -> Tensor:
     """log g by the head's raw values, (B, C, *D)."""
-    relative = head.log_base(rows.log_snr, rows.predicted.get(head.unit)) + head.squash(raw)
+    relative = head.log_base(rows.log_snr) + head.squash(raw)
     return regression.log_estimate(relative)
 
 
@@ -306,11 +306,11 @@ class _Scoring:
     information says, so the damping starts low, grows with every success and halves with every failure.
     """
 
-    def __init__(self, start: _Start, tolerance: float):
+    def __init__(self, start: _Start):
         if not math.isfinite(start.fresh_loss):
             raise TrainingError("the loss of a fresh head is not finite; check the backbone's predictions and the data")
         self.weights = self.candidate = start.weights
-        self.solve, self.tolerance = start.solve, tolerance
+        self.solve = start.solve
         self.step = torch.zeros_like(start.weights)
         self.damping = 0.25
         self.history: list[float] = []
@@ -325,7 +325,7 @@ class _Scoring:
             self.damping = min(1.0, 1.5 * self.damping) if self.history else self.damping
             self.weights, self.lowest = self.candidate, deviance
             self.step = self.solve(gradient)
-            self.converged = self.finished = float((gradient * self.step).sum()) / (2 * count) < self.tolerance
+            self.converged = self.finished = float((gradient * self.step).sum()) / (2 * count) < TOLERANCE
         elif not self.history:
             self.weights = torch.zeros_like(self.weights)  # the regression of log y is worse than a fresh head
         else:

@@ -32,7 +32,7 @@ from optcov.fitting.config import MOST, TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.latents import LATENTS, foreign_parts, unless_refused
-from optcov.fitting.loop import mixed_precision
+from optcov.fitting.loop import mixed_precision, track_training
 from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, smoothed, time_grid
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.sources import Model, open_foreign, open_model
@@ -41,7 +41,7 @@ from optcov.fitting.stage2 import CACHE_BYTES, fit_closed_form, train_heads
 from optcov.fitting.trial import try_network
 from optcov.identity import remember
 from optcov.processes import accelerator, this_process
-from optcov.progress import track, track_training, watch_passes
+from optcov.progress import track, watch_passes
 from optcov.schedule import Schedule, is_whole
 from optcov.storage import directory_lock
 from optcov.text_table import counted

@@ -98,18 +98,16 @@ def _unit(covariance: type[Covariance], head: Head, schedule: Schedule) -> str:
     return covariance.unit if isinstance(head, TimedHead) or vanishes else "noise"
 
 
-def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str, str]:
-    """Kind, output transform and base of a head."""
+def _choose(covariance: type[Covariance], kind: str, loss: str) -> tuple[str, str]:
+    """Kind and output transform of a head."""
     if kind in ("timed", "deep"):
         if loss != "gamma":
             raise TrainingError(f'{kind} heads are positive, so they need loss "gamma"; use kind "conv" for "mse"')
-        return (kind, "exp", "scale") if covariance.has_posterior else ("conv", "linear", "")
-    return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear", ""
+        return (kind, "exp") if covariance.has_posterior else ("conv", "linear")
+    return kind, "exp" if covariance.has_posterior and loss == "gamma" else "linear"
 
 
-def _new_head(
-    network: HeadedNetwork, output: BackboneOutput, example: Tensor, kind: str, transform: str, base: str
-) -> Head:
+def _new_head(network: HeadedNetwork, output: BackboneOutput, example: Tensor, kind: str, transform: str) -> Head:
     features, channels = output.features.shape[1], example.shape[1]
     if kind == "dense":
         return DenseHead(features, channels, (128, 128), transform)
@@ -122,7 +120,7 @@ def _new_head(
     own = None if tap is not None and not tap.normalised else groups  # the layer reads the features as they are
     head: ConvHead | TimedHead | ResidualHead
     if kind in ("timed", "deep"):
-        head = TimedHead(features, channels, own, eps, base, **vars(form), hidden=features if kind == "deep" else 0)
+        head = TimedHead(features, channels, own, eps, **vars(form), hidden=features if kind == "deep" else 0)
     elif kind == "conv":
         head = ConvHead(features, channels, own, eps, transform, **vars(form))
     elif kind == "residual":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -18,6 +18,8 @@ from typing import Any, final
 
 import torch
 from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from optcov import processes
@@ -26,6 +28,7 @@ from optcov.fitting.checkpoint import Checkpoint, CheckpointStore, copy_into, op
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.journal import Journal
 from optcov.identity import check_unchanged
+from optcov.progress import FIRST
 from optcov.storage import directory_lock, write_json
 
 Score = Callable[[], float]  # of the averaged weights, which are in the model while it runs; lower is better
@@ -42,6 +45,25 @@ class StepRecord:
     gradient_norm: float
     images_per_second: float
     seconds_left: float
+
+
+def track_training(records: Iterable[StepRecord], total: int, what: str, show: bool = True) -> Iterator[StepRecord]:
+    """Pass the records of a training on, with loss, learning rate, images/s and the time left.
+
+    Where there is no terminal, a line each 50 steps: trainings run for hours, and their logs are read.
+    """
+    console = Console(stderr=True, quiet=not (show and FIRST))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal or not show)
+    with bar as progress:
+        task = progress.add_task(what, total=total, state="")
+        for record in records:
+            state = f"loss {record.loss:.4f}  lr {record.learning_rate:.2e}  {record.images_per_second:.1f} images/s"
+            progress.update(task, completed=record.step, state=state)
+            if not console.is_terminal and (record.step % 50 == 0 or record.step == total):
+                left = f"{record.seconds_left / 60:.1f} min left"
+                console.print(f"{what} {record.step}/{total}  {state}  {left}", highlight=False, soft_wrap=True)
+            yield record
 
 
 @final

@@ -24,7 +24,7 @@ from optcov import processes
 from optcov.bundle import NumbersPerTime
 from optcov.bundle.spectra import noise_levels
 from optcov.covariances import Example
-from optcov.fitting.batches import Source, step_generator
+from optcov.fitting.batches import step_generator
 from optcov.fitting.config import TrainingError
 from optcov.fitting.journal import Journal
 from optcov.fitting.spectra import SpectrumMeter, local_fit
@@ -33,10 +33,11 @@ from optcov.gaussian import mean_square
 from optcov.identity import condition_identity, images_identity
 from optcov.networks import HeadedNetwork
 from optcov.noise import batch_noise
-from optcov.prediction import Prediction, condition_of
+from optcov.prediction import Prediction, Source, condition_of
 from optcov.schedule import Schedule
 
 _IN_VELOCITY = ("velocity_variance", "velocity_residual")  # known in more recent records alone
+BINS = 64  # of the log-SNR, in which single samples are pooled
 FARTHEST = 25.0  # of levels in bins: where no signal is left the log-SNR is infinite
 _MEASURED = ("mean_square_noise", "mean_square_residual", "mean_square_noise_error", "mean_square_residual_error")
 MOST_TIMES = 100_000  # as many as the longest schedule has
@@ -256,7 +257,7 @@ def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) 
     return float(np.abs(guess - values[1:-1:2]).max() / 4)
 
 
-def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) -> NumbersPerTime:
+def binned(samples: Mapping[str, Tensor], schedule: Schedule) -> NumbersPerTime:
     """Numbers per time from single samples at random times, pooled in bins of the log-SNR.
 
     samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them, and
@@ -264,7 +265,7 @@ def binned(samples: Mapping[str, Tensor], schedule: Schedule, bins: int = 64) ->
     """
     level = (-schedule.log_snr(samples["time"])).clamp(-FARTHEST, FARTHEST)
     low, high = float(level.min()), float(level.max())
-    bin_of = ((level - low) / max(high - low, 1e-12) * bins).long().clamp(max=bins - 1)
+    bin_of = ((level - low) / max(high - low, 1e-12) * BINS).long().clamp(max=BINS - 1)
     columns: dict[str, list[float]] = {name: [] for name in ("times", *_MEASURED)}
     for number in sorted(set(bin_of.tolist())):
         inside = bin_of == number

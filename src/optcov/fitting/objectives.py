@@ -28,6 +28,7 @@ from optcov.networks import BackboneOutput, HeadedNetwork
 from optcov.prediction import output_of
 
 LOSSES = ("gamma", "mse")
+HEAD_WEIGHT = 0.01  # of the heads' losses beside the noise loss, where both train together
 
 
 def squared_error(target: Tensor, estimate: Tensor) -> Tensor:
@@ -102,21 +103,18 @@ class JointObjective(_OfHeads):
     Gradients of the heads reach the backbone's features, but not the eps_hat inside their targets.
     """
 
-    def __init__(
-        self, network: HeadedNetwork, tasks: Mapping[str, HeadTask], loss: str = "gamma", head_weight: float = 0.01
-    ):
-        super().__init__(network, tasks, loss)
+    def __init__(self, network: HeadedNetwork, tasks: Mapping[str, HeadTask]):
+        super().__init__(network, tasks, "gamma")
         if needs_probe(tasks):
             raise TrainingError(
                 "heads on probes of the Jacobian need a network that is trained already; fit them later"
             )
-        self.head_weight = head_weight
 
     def forward(self, batch: Batch) -> Tensor:
         example, output = observe(self.network, self.process, batch)
         noise = self.network.prediction_from(output, example.prediction.x_t, batch.times).noise
         mean_loss = squared_error(batch.noise, noise) / batch.noise[0].numel()
-        return mean_loss + self.head_weight * head_losses(self.tasks, example, output, self.loss)
+        return mean_loss + HEAD_WEIGHT * head_losses(self.tasks, example, output, self.loss)
 
 
 def observe(
@@ -165,8 +163,7 @@ def _head_loss(task: HeadTask, regression: Regression, example: Example, output:
     weight = regression.weight.to(raw.device, raw.dtype)
     one_loss = not task.covariance.has_posterior  # the learned range has one loss only, the variational one
     if one_loss or head.transform == "exp":
-        predicted = example.prediction.in_unit(head.unit) if head.needs_prediction else None
-        log_g = regression.log_estimate(head.log_base(log_snr, predicted) + head.squash(raw))
+        log_g = regression.log_estimate(head.log_base(log_snr) + head.squash(raw))
         if loss == "gamma" or one_loss:
             return weight * sum_pixels(regression.deviance(log_g))
         return weight * squared_error(regression.target, log_g.exp())

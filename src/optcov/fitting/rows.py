@@ -25,7 +25,6 @@ class Rows:
     """One batch as the closed form sees it."""
 
     inputs: Tensor  # of the last layer, (B, F, h + 2 edge, w + 2 edge) or (B, F)
-    predicted: Mapping[str, Tensor]  # by unit, (B, C, *D), of heads that ask for it
     times: Tensor  # (B,)
     log_snr: Tensor  # (B,), float32
     regressions: Mapping[str, Regression]
@@ -36,15 +35,14 @@ class Rows:
         """Memory of all that grows with the image."""
         spreads = [r.spread for r in self.regressions.values() if r.spread is not None]
         targets = [r.target for r in self.regressions.values()]
-        return sum(tensor.nbytes for tensor in (self.inputs, *self.predicted.values(), *targets, *spreads))
+        return sum(tensor.nbytes for tensor in (self.inputs, *targets, *spreads))
 
     def part(self, index: Tensor) -> Rows:
         """Some of its images, by number."""
         own = index.to(self.inputs.device)
         regressions = {name: regression.part(index) for name, regression in self.regressions.items()}
-        predicted = {unit: values[own] for unit, values in self.predicted.items()}
         times, log_snr = self.times[index.to(self.times.device)], self.log_snr[own]
-        return Rows(self.inputs[own], predicted, times, log_snr, regressions, self.edge)
+        return Rows(self.inputs[own], times, log_snr, regressions, self.edge)
 
     def inner(self, values: Tensor) -> Tensor:
         """Values (B, C, h + 2 edge, w + 2 edge) of the positions inside the window, (B, C, h, w)."""
@@ -69,7 +67,7 @@ def window_side(inputs: Sequence[int], edge: int, whole: int, budget: float) -> 
         return None
     if len(inputs) == 3:
         features, height, width = inputs
-        others = whole / (height * width) - 4 * features  # bytes of predictions and targets per position
+        others = whole / (height * width) - 4 * features  # bytes of targets per position
         for side in range(min(height, width), 0, -1):
             if 4 * features * (side + 2 * edge) ** 2 + others * side**2 <= budget:
                 return side
@@ -102,9 +100,8 @@ def cut(rows: Rows, side: int, edge: int, places: Tensor) -> Rows:
         name: replace(r, target=windows(r.target), spread=None if r.spread is None else windows(r.spread))
         for name, r in rows.regressions.items()
     }
-    predicted = {unit: windows(values) for unit, values in rows.predicted.items()}
     inputs = windows(functional.pad(rows.inputs, [edge] * 4), edge)
-    return Rows(inputs, predicted, rows.times, rows.log_snr, regressions, edge)
+    return Rows(inputs, rows.times, rows.log_snr, regressions, edge)
 
 
 def _tiles(length: int, side: int, places: Tensor) -> tuple[int, list[int]]:

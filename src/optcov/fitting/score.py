@@ -12,12 +12,12 @@ import torch
 
 from optcov.bundle import Bundle
 from optcov.data import ImageSet
-from optcov.fitting.batches import Source, step_generator
+from optcov.fitting.batches import step_generator
 from optcov.fitting.config import TrainingError
 from optcov.metrics import FeatureStatistics, find_extractor, frechet_distance
 from optcov.metrics.sources import Drawing, draw_images
 from optcov.networks import HeadedNetwork
-from optcov.prediction import condition_of
+from optcov.prediction import Source, condition_of
 
 
 @final

@@ -50,7 +50,7 @@ def open_model(
 
 
 def open_foreign(model: Model, layer: str | None = None, empty_class: int | None = None) -> ImportedModel | None:
-    """Open what needs its data to become a bundle: models of latents or with captions, modules of somebody's own.
+    """Open what needs its data to become a bundle: models of latents or with captions, a user's own modules.
 
     None for all others, which `open_model` opens: bundles, runs, and U-Nets of images.
     """

@@ -34,6 +34,7 @@ from optcov.networks import Head, HeadedNetwork, TimedHead, fingerprint
 
 Progress = Callable[[int, int], None]  # batches done in this pass over the data, and batches of a pass
 CACHE_BYTES = 2**31  # of features and targets that are kept between passes
+GAIN_PARTS = 20  # equal parts of the times, each with a gain of its own
 
 
 @final
@@ -97,9 +98,7 @@ class FeatureStream:
         deep = _hidden(head)  # hidden layers train later, on what they see
         inputs = head.inputs(output.features, output.time_embedding, hidden=not deep)
         regressions = {name: task.regression(example) for name, task in self.tasks.items()}
-        asked = {task.module.unit for task in self.tasks.values() if task.module.needs_prediction}
-        predicted = {unit: example.prediction.in_unit(unit) for unit in asked}
-        rows = Rows(inputs, predicted, batch.times, example.log_snr, regressions)
+        rows = Rows(inputs, batch.times, example.log_snr, regressions)
         self.samples["time"].append(batch.times)
         self.samples["mean_square_noise"].append(mean_square(example.prediction.noise))
         self.samples["mean_square_residual"].append(mean_square(batch.noise - example.prediction.noise))
@@ -245,15 +244,15 @@ def set_scales(stream: FeatureStream, heads: Mapping[str, TimedHead]) -> None:
         head.log_scale.copy_(stream.scale_at(name, -head.scale_levels.double()).clamp(min=1e-12).log())
 
 
-def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Reduce, parts: int = 20) -> None:
+def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Reduce) -> None:
     """Give timed heads the gain that makes the mean of g that of the target, in equal parts of the times.
 
     Scoring makes y / g one on average, which is the same only if the model is right.
     """
-    sums = {name: torch.zeros(parts, 4, dtype=torch.float64) for name in heads}
+    sums = {name: torch.zeros(GAIN_PARTS, 4, dtype=torch.float64) for name in heads}
     final = stream.network.schedule.final_time
     for rows in stream():
-        part = (rows.times / final * parts).ceil().long().clamp(1, parts) - 1
+        part = (rows.times / final * GAIN_PARTS).ceil().long().clamp(1, GAIN_PARTS) - 1
         for name, head in heads.items():
             raw = head.mix(rows.inner(head.last(rows.inputs)), rows.log_snr)
             log_g = log_estimate(head, rows, rows.regressions[name], raw)

@@ -14,7 +14,7 @@ from optcov.networks import BackboneOutput
 from optcov.networks.unet_config import brief
 from optcov.prediction import condition_of
 
-# what modules of somebody's own raise on arguments that they do not take
+# what a user's own modules raise on arguments that they do not take
 CALLING_ERRORS = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
 
 

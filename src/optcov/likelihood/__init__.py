@@ -4,9 +4,9 @@ from optcov.likelihood.classes import Classification, class_bounds
 from optcov.likelihood.costs import CostTable
 from optcov.likelihood.discretised import discretised_log_prob
 from optcov.likelihood.elbo import ElboTerms, elbo
-from optcov.likelihood.ode import OdeLikelihood, ode_likelihood
+from optcov.likelihood.ode import ode_likelihood
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
-from optcov.likelihood.sweep import ImageSource, Sweep, SweepProgress, cost_table, merge, merge_processes
+from optcov.likelihood.sweep import Sweep, cost_table, merge, merge_processes
 from optcov.likelihood.table import LikelihoodRow, even_on_grid, fitting_lengths, likelihood_table, pool_repeats
 
 __all__ = [
@@ -14,11 +14,8 @@ __all__ = [
     "CostTable",
     "ElboTerms",
     "Estimate",
-    "ImageSource",
     "LikelihoodRow",
-    "OdeLikelihood",
     "Sweep",
-    "SweepProgress",
     "class_bounds",
     "cost_table",
     "discretised_log_prob",

@@ -8,7 +8,7 @@ All classes see the same noise, so that most of its randomness cancels in their 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -29,19 +29,17 @@ def class_bounds(
     x_0: Tensor,
     trajectory: Trajectory,
     classes: Sequence[int],
-    name: str = "class_labels",
-    condition: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Tensor:
     """-ELBO of images x_0 (B, *D) given each of the classes, in nats, float64 (B, classes).
 
-    condition: what the network is told besides the class. options: those of `elbo`, such as seed and images.
+    options: those of `elbo`, such as seed and images.
     """
     if "noise" not in options:
         options = {"images": range(len(x_0)), **options}
     columns = []
     for label in classes:
-        told = {**(condition or {}), name: torch.full((len(x_0),), label, device=x_0.device)}
+        told = {"class_labels": torch.full((len(x_0),), label, device=x_0.device)}
         columns.append(elbo(process, x_0, trajectory, condition=told, **options).total)
     return torch.stack(columns, 1)
 

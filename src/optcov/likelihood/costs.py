@@ -221,7 +221,7 @@ class CostTable:
             if last_variance == "own" and kind is not None and kind.structure == "correlated":
                 remedy = 'it correlates pixels, and 8-bit bins are single pixels: score it with last_variance="paper"'
             if last_variance == "own" and covariance in self._measured_variances:
-                remedy = "pass its numbers per time to the sweep: one that measures them itself knows them too late"
+                remedy = "pass its numbers per time to the sweep, which itself has them only after its last step"
             raise ValueError(f"this table has no last step {last_variance!r} of covariance {covariance!r}; {remedy}")
         return self.sums[name]
 

@@ -6,8 +6,8 @@ every schedule is dz / d theta = v, the velocity (sqrt(alpha_bar) eps_hat - sqrt
     log p(x_0) = log p(z_T) + integral of the divergence of v by z over theta
 
 up to the change of variables at both ends. The angle stays below pi / 2, which is reached where no signal is left, and
-it is smooth down to time 0. The divergence is estimated by one random probe per image (Hutchinson): unbiased for the
-log-likelihood.
+it is smooth down to time 0. The divergence is estimated by one probe of random signs per image (Hutchinson): unbiased
+for the log-likelihood.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from optcov.gaussian import LOG_2_PI, sum_pixels
 from optcov.likelihood.discretised import bin_half_width
-from optcov.likelihood.statistics import Estimate, estimate
 from optcov.likelihood.terms import check_images
 from optcov.networks.guidance import refuse_guided
 from optcov.noise import image_generator, image_numbers
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Schedule
 
-PROBES: Final = ("rademacher", "gaussian")
 _SMALLEST_ANGLE, _SMALLEST_TIME = 1e-12, 1e-12  # where a network can still be asked
 _PROBE_STREAM, _DEQUANTISATION_STREAM = -1, -2  # apart from the times of a sweep
 
@@ -49,10 +47,6 @@ class OdeLikelihood:
         nats = self.log_density + self.dimensions * math.log(self.bin_width or 1.0)
         return -nats / (self.dimensions * math.log(2))
 
-    def estimate(self) -> Estimate:
-        """Mean bits per dimension with its standard error over images."""
-        return estimate(self.bits_per_dim())
-
 
 def ode_likelihood(
     network: Network,
@@ -60,39 +54,32 @@ def ode_likelihood(
     x_0: Tensor,
     data_range: tuple[float, float] | None = (-1, 1),
     *,
-    probe: str = "rademacher",
     rtol: float = 1e-5,
     atol: float = 1e-5,
-    start_time: float | None = None,
     seed: int = 0,
     images: Sequence[int] | None = None,
     condition: Mapping[str, Tensor] | None = None,
 ) -> OdeLikelihood:
-    """Integrate the probability flow from x_0 (B, *D) at start_time, by default the schedule's first, to the final one.
+    """Integrate the probability flow from x_0 (B, *D) at the schedule's first time to the final one.
 
     With a data_range, x_0 is 8-bit data on its 256 values and gets noise uniform over a bin (dequantisation); without
-    one it is scored as it is. probe: "rademacher" or "gaussian". seed and images (0..B-1 unless told) fix probes and
-    dequantisation. rtol, atol: of torchdiffeq's dopri5. Nothing is clipped. The network must be differentiable.
+    one it is scored as it is. seed and images (0..B-1 unless told) fix probes and dequantisation. rtol, atol: of
+    torchdiffeq's dopri5. Nothing is clipped. The network must be differentiable.
     condition: what else the network takes by name, each a tensor with one entry per image.
     """
     from torchdiffeq import odeint
 
-    if probe not in PROBES:
-        raise ValueError(f"unknown probe {probe!r}; choose one of {', '.join(PROBES)}")
     schedule.require_real_times("the probability flow")
     refuse_guided(network)
-    start_time = schedule.first_time if start_time is None else start_time
-    if not 0 <= start_time < schedule.final_time:
-        raise ValueError(f"start_time = {start_time} is outside [0, {schedule.final_time:g})")
     check_images(x_0, data_range)
     condition = check_condition(condition, len(x_0))
     numbers = image_numbers(images, len(x_0))
     if data_range is not None:
         x_0 = x_0 + bin_half_width(data_range) * _uniform(seed, numbers, x_0)
-    flow = _Flow(network, schedule, _probes(probe, seed, numbers, x_0), condition)
-    first = schedule.unit_data_std(start_time)
+    flow = _Flow(network, schedule, _probes(seed, numbers, x_0), condition)
+    first = schedule.unit_data_std(schedule.first_time)
     start = (x_0.double() / first, torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device))
-    angles = [flow.angle(start_time), flow.angle(schedule.final_time)]
+    angles = [flow.angle(schedule.first_time), flow.angle(schedule.final_time)]
     span = torch.tensor(angles, dtype=torch.float64, device=x_0.device)
     z, divergence = odeint(flow, start, span, rtol=rtol, atol=atol, method="dopri5")
     d = x_0[0].numel()
@@ -152,14 +139,10 @@ def _uniform(seed: int, images: Sequence[int], like: Tensor) -> Tensor:
     return (2 * torch.stack(drawn) - 1).to(like.device)
 
 
-def _probes(kind: str, seed: int, images: Sequence[int], like: Tensor) -> Tensor:
-    """Vectors with unit second moment, by image."""
-    drawn = []
+def _probes(seed: int, images: Sequence[int], like: Tensor) -> Tensor:
+    """Vectors of signs, by image."""
+    shape, drawn = tuple(like.shape[1:]), []
     for i in images:
-        generator = image_generator(seed, i, _PROBE_STREAM)
-        if kind == "gaussian":
-            drawn.append(torch.randn(like.shape[1:], generator=generator, dtype=like.dtype))
-        else:
-            bits = torch.randint(0, 2, tuple(like.shape[1:]), generator=generator)
-            drawn.append((2 * bits - 1).to(like.dtype))
+        bits = torch.randint(0, 2, shape, generator=image_generator(seed, i, _PROBE_STREAM))
+        drawn.append((2 * bits - 1).to(like.dtype))
     return torch.stack(drawn).to(like.device)

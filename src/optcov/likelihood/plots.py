@@ -80,7 +80,7 @@ def _lines(rows: Sequence[LikelihoodRow]) -> dict[tuple[str, str], list[Likeliho
 
 
 def _colours(rows: Sequence[LikelihoodRow]) -> dict[str, Any]:
-    """A colour of its own for each covariance: ten strong ones, then their pale sisters."""
+    """A colour of its own for each covariance: ten dark ones, then the same ones lighter."""
     from matplotlib import colormaps
 
     palette = [colormaps["tab20"](place) for place in (*range(0, 20, 2), *range(1, 20, 2))]

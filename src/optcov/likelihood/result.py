@@ -54,7 +54,7 @@ class Likelihoods:
         raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); covariances are {known}")
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows, for the eye."""
+        """Header and rows, for display."""
         found = {(row.kind, row.covariance, row.K): str(self._in_unit(row.bits_per_dim)) for row in self.rows}
         names = dict.fromkeys((row.kind, row.covariance) for row in sorted(self.rows, key=lambda row: row.kind))
         lines = [(f"{kind} {name}", *(found.get((kind, name, K), "") for K in self.lengths)) for kind, name in names]

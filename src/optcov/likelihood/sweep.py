@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -35,20 +35,10 @@ from optcov.likelihood.terms import (
 )
 from optcov.networks import HeadedNetwork
 from optcov.networks.guidance import refuse_guided
-from optcov.prediction import check_condition, condition_of, take
+from optcov.prediction import Source, check_condition, condition_of, take
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
 from optcov.storage import StorageError, read_tensors, write_tensors
-
-
-class ImageSource(Protocol):
-    """Images that are loaded a batch at a time, such as optcov.data.ImageSet."""
-
-    def __len__(self) -> int: ...
-
-    def x_0(self, index: Tensor, /) -> Tensor:
-        """Images of the given numbers in the data range, (B, *D)."""
-        ...
 
 
 @final
@@ -58,15 +48,6 @@ class SweepProgress:
 
     done: int  # batches, over all times
     total: int
-    time: float  # the time t being swept
-    seconds: float  # since this run began
-    done_before: int = 0  # batches that an earlier run had finished
-
-    @property
-    def seconds_left(self) -> float:
-        """Estimated from the rate of this run."""
-        fresh = self.done - self.done_before
-        return self.seconds / fresh * (self.total - self.done) if fresh else float("inf")
 
 
 @final
@@ -80,7 +61,7 @@ class Sweep:
     def __init__(
         self,
         process: ReverseProcess,
-        images: Tensor | ImageSource,
+        images: Tensor | Source,
         covariances: Sequence[str] | Mapping[str, Covariance] | None = None,
         *,
         condition: Mapping[str, Tensor] | None = None,
@@ -128,7 +109,7 @@ class Sweep:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[SweepProgress]:
-        began = saved = time.monotonic()
+        saved = time.monotonic()
         per_time = len(self._batches())
         if self._sums is None and self.state is not None and self.state.exists():
             self._sums = self._resume(self.state)
@@ -143,8 +124,7 @@ class Sweep:
                     if self.state is not None and due:
                         self._save(self.state, sums)
                         saved = time.monotonic()
-                seconds = time.monotonic() - began
-                yield SweepProgress(i * per_time + number, len(self), self.grid.times[i], seconds, first * per_time)
+                yield SweepProgress(i * per_time + number, len(self))
 
     @property
     def table(self) -> CostTable:
@@ -268,7 +248,7 @@ class Sweep:
 
 def cost_table(
     process: ReverseProcess,
-    images: Tensor | ImageSource,
+    images: Tensor | Source,
     covariances: Sequence[str] | Mapping[str, Covariance] | None = None,
     *,
     progress: Callable[[SweepProgress], None] | None = None,

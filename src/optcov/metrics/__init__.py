@@ -1,6 +1,6 @@
 """Distances between sets of images: Frechet and kernel distances of features."""
 
-from optcov.metrics.classifier import FashionClassifier, fashion_classifier
+from optcov.metrics.classifier import fashion_classifier
 from optcov.metrics.extractors import Extractor, find_extractor
 from optcov.metrics.frechet import Distance, frechet_distance, jackknife_error, measure_frechet
 from optcov.metrics.gathering import gather_statistics
@@ -11,7 +11,6 @@ from optcov.metrics.statistics import FeatureStatistics, MetricError, merge_all
 __all__ = [
     "Distance",
     "Extractor",
-    "FashionClassifier",
     "FeatureStatistics",
     "KernelDistance",
     "MetricError",

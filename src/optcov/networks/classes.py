@@ -13,7 +13,7 @@ LABELS = "class_labels"  # the name that diffusers' networks take classes by
 
 
 def takes_labels(network: nn.Module) -> bool:
-    """Whether a network of somebody's own takes labels, by the name that diffusers' networks have for them."""
+    """Whether a user's own network takes labels, by the name that diffusers' networks have for them."""
     if isinstance(getattr(network, "config", None), Mapping):
         return False
     taken = inspect.signature(getattr(network, "function", network.forward)).parameters
@@ -21,7 +21,7 @@ def takes_labels(network: nn.Module) -> bool:
 
 
 def as_told(network: nn.Module, labels: Tensor, who: str) -> Tensor:
-    """Labels (B,) as a network of somebody's own takes them: one-hot for EDM's, which have a label_dim."""
+    """Labels (B,) as a user's own network takes them: one-hot for EDM's, which have a label_dim."""
     length = getattr(network, "label_dim", None)
     if type(length) is not int or length < 1 or labels.ndim != 1 or labels.is_floating_point():
         return labels

@@ -66,7 +66,7 @@ class HeadedNetwork(nn.Module):
         return self._sharing(heads=nn.ModuleDict(dict(heads)))
 
     def with_only_heads(self, *names: str) -> HeadedNetwork:
-        """Use the same weights without the heads of other names, whose time it saves; unknown names are no error."""
+        """Use the same weights with these heads alone, which saves time; names that it does not have are ignored."""
         return self.with_heads({name: self.heads[name] for name in names if name in self.heads})  # type: ignore[misc]
 
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> HeadedNetwork:

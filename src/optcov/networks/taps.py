@@ -27,11 +27,7 @@ _MOST_NAMES = 12  # of layers that an error lists
 @final
 @dataclass(frozen=True)
 class Tap:
-    """The output layer of a network, and how its input becomes pixels.
-
-    A module that wraps a network for its call (an adapter) gives `tap_of(network).inside("name")`, or has that as its
-    attribute `output_tap`.
-    """
+    """The output layer of a network, and how its input becomes pixels."""
 
     layer: str  # name of the output layer
     point: str  # name of the module whose input is the features: the layer, or the normalisation before it
@@ -46,20 +42,6 @@ class Tap:
     def normalised(self) -> bool:
         """Whether a group normalisation and SiLU lie between the features and the layer."""
         return self.point != self.layer
-
-    def inside(self, name: str) -> Tap:
-        """The same for a module that holds the network under a name."""
-
-        def within(path: str | None) -> str | None:
-            return None if path is None else f"{name}.{path}"
-
-        return replace(
-            self,
-            layer=f"{name}.{self.layer}",
-            point=f"{name}.{self.point}",
-            time_embedding=within(self.time_embedding),
-            activation=within(self.activation),
-        )
 
     def features(self, seen: Tensor, x: Tensor) -> Tensor:
         """What the layer saw for data x, as (B, F, h, w), or (B, F) for data that are vectors; a view, no copy."""
@@ -105,9 +87,6 @@ def tap_of(module: nn.Module, layer: str | None = None) -> Tap:
     """
     if layer is not None:
         return _of_layer(module, layer)
-    known = getattr(module, "output_tap", None)
-    if isinstance(known, Tap):
-        return known
     names = {base.__name__ for base in type(module).__mro__}
     if "DiTTransformer2DModel" in names:
         return _on_tokens(module, "proj_out_2", _patch(module))

@@ -26,24 +26,14 @@ TOLERANCE = 0.1  # of log-SNR: a network does not notice; the linear schedule en
 class TimeArgument:
     """The rule (t - shift) * scale.
 
-    >>> TimeArgument.discrete(4000, shift=1)(torch.tensor([1, 2, 500, 4000])).tolist()
+    >>> TimeArgument(1000 / 4000, shift=1)(torch.tensor([1, 2, 500, 4000])).tolist()
     [0.0, 0.25, 124.75, 999.75]
-    >>> TimeArgument.continuous()(0.5).item()
+    >>> TimeArgument(999.0)(0.5).item()
     499.5
     """
 
     scale: float
     shift: float = 0.0
-
-    @staticmethod
-    def discrete(steps: int, shift: float = 0.0) -> TimeArgument:
-        """(n - shift) * 1000 / N."""
-        return TimeArgument(1000 / steps, shift)
-
-    @staticmethod
-    def continuous() -> TimeArgument:
-        """999 * t."""
-        return TimeArgument(999.0)
 
     @staticmethod
     def default(schedule: Schedule) -> TimeArgument:

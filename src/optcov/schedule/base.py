@@ -36,7 +36,7 @@ def remembered(method: Callable[[_Self, Time], Tensor]) -> Callable[[_Self, Time
         if not isinstance(t, Real):
             return method(self, t)
         value, dtype = known(self, t)
-        # a fresh one: whoever changes it in place, or asks in inference mode, changes nobody else's
+        # a new tensor each time: callers may change it in place, or ask in inference mode
         return torch.tensor(value, dtype=dtype)
 
     return at
@@ -91,7 +91,7 @@ class Schedule(ABC):
 
     @property
     def steps(self) -> int | None:
-        """N of a discrete schedule, None for real times: for the eye; ask `discrete` and `grid_size`."""
+        """N of a discrete schedule, None for real times: for display; code asks `discrete` and `grid_size`."""
         return self.grid_size if self.discrete else None
 
     @remembered
@@ -195,7 +195,7 @@ class Schedule(ABC):
                 f"{self!r} does not preserve variance, so that betas cannot describe it; put the network on a discrete "
                 f"schedule such as Schedule.linear(), by its noise levels"
             )
-        count = self.grid_size if steps is None else check_steps(steps)
+        count = self.grid_size if steps is None else check_whole("steps", steps, 1)
         times = torch.arange(count + 1, dtype=torch.float64) * self.final_time / count
         return DiscreteSchedule(-torch.expm1(self.log_alpha_bar(times).diff()))
 
@@ -214,14 +214,14 @@ class Schedule(ABC):
     @staticmethod
     def linear(steps: int = 1000, scale: bool = True) -> DiscreteSchedule:
         """Betas evenly spaced from 1e-4 to 0.02, multiplied by 1000 / steps unless scale is False."""
-        steps = check_steps(steps)
+        steps = check_whole("steps", steps, 1)
         factor = 1000 / steps if scale else 1.0
         return Schedule.from_betas(np.linspace(factor * 1e-4, factor * 0.02, steps))
 
     @staticmethod
     def cosine(steps: int = 1000, max_beta: float = 0.999) -> DiscreteSchedule:
         """The squared-cosine schedule of Improved DDPM."""
-        steps, max_beta = check_steps(steps), check_number("max_beta", max_beta)
+        steps, max_beta = check_whole("steps", steps, 1), check_number("max_beta", max_beta)
         grid = np.arange(steps + 1) / steps
         signal = np.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
         return Schedule.from_betas(np.minimum(1 - signal[1:] / signal[:-1], max_beta))
@@ -276,13 +276,6 @@ class Schedule(ABC):
         from optcov.schedule.from_diffusers import from_diffusers
 
         return from_diffusers(scheduler)
-
-
-def check_steps(steps: int) -> int:
-    """Return a number of steps as an integer, or raise a ValueError that names it."""
-    if not is_whole(steps) or steps < 1:
-        raise ValueError(f"steps = {steps!r} is not a positive integer; a schedule needs at least one step")
-    return int(steps)
 
 
 def check_number(name: str, value: Any) -> float:

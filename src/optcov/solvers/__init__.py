@@ -10,7 +10,7 @@ from optcov.solvers.matching import DataMoments, MatchedNoise, match_noise
 from optcov.solvers.multistep import BridgeNoise, MultistepNoise, few_step_times, multistep_sample
 from optcov.solvers.peers import PEERS, peer
 from optcov.solvers.result import SolverResult
-from optcov.solvers.reverse_sde import euler_maruyama, probability_flow, probability_flow_adaptive
+from optcov.solvers.reverse_sde import euler_maruyama, probability_flow
 
 __all__ = [
     "PEERS",
@@ -26,5 +26,4 @@ __all__ = [
     "multistep_sample",
     "peer",
     "probability_flow",
-    "probability_flow_adaptive",
 ]

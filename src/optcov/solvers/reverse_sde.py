@@ -24,7 +24,7 @@ from optcov.prediction import Network, Prediction, check_condition, take
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time
 from optcov.solvers.result import SolverResult, check_start, noise_source
-from optcov.watch import FiniteWatch, bad_value_message, not_finite
+from optcov.watch import FiniteWatch
 
 CONVENTIONS = ("exact", "score_sde")
 
@@ -204,50 +204,3 @@ def probability_flow(
     return dynamics.euler(
         start, Grid(steps, schedule.final_time, check_end_time(end_time, schedule), denoise, convention)
     )
-
-
-@torch.no_grad()
-def probability_flow_adaptive(
-    network: Network,
-    schedule: Schedule,
-    start: Tensor,
-    *,
-    relative_tolerance: float = 1e-5,
-    absolute_tolerance: float = 1e-5,
-    method: str = "dopri5",
-    end_time: float | None = None,
-    denoise: bool = True,
-    data_range: tuple[float, float] | None = None,
-    condition: Mapping[str, Tensor] | None = None,
-) -> SolverResult:
-    """Solve the ODE by torchdiffeq from start, x at the final time (B, *D), with steps as long as the tolerances allow.
-
-    The batch shares its step sizes, so a sample depends on its neighbours within the tolerances. method: one
-    of torchdiffeq's adaptive ones.
-    """
-    from torchdiffeq import odeint
-
-    check_start(start)
-    dynamics = ReverseDynamics(network, schedule, start, data_range, condition)
-    if not (relative_tolerance > 0 and absolute_tolerance > 0):
-        raise ValueError(
-            f"tolerances must be positive, got relative_tolerance={relative_tolerance}, "
-            f"absolute_tolerance={absolute_tolerance}; score_sde uses 1e-5 for both"
-        )
-    final_time, end_time = schedule.final_time, check_end_time(end_time, schedule)
-    times = torch.tensor([0.0, final_time - end_time], dtype=torch.float64, device=start.device)
-    evaluations = 0
-
-    def slope(elapsed: Tensor, x: Tensor) -> Tensor:
-        nonlocal evaluations
-        evaluations += 1
-        # time runs down, torchdiffeq's up; its float32 may end an ulp below end_time
-        t = min(max(final_time - float(elapsed), end_time), final_time)
-        value = dynamics.ode_slope(x, t)
-        bad = not_finite(value)
-        if bool(bad.any()):  # step sizes are chosen on the host anyway
-            raise ValueError(bad_value_message(evaluations, t, bad.nonzero().flatten().tolist()))
-        return value
-
-    x: Tensor = odeint(slope, start, times, rtol=relative_tolerance, atol=absolute_tolerance, method=method)[-1]
-    return dynamics.ended(x, end_time, torch.full((len(x),), evaluations), denoise)

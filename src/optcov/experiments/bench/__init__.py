@@ -1,6 +1,6 @@
 """The project's speed as ratios within one run, so that they mean the same on any machine and under any load."""
 
-from optcov.experiments.bench.measure import BENCHMARKS, BenchResult, run_benchmarks
+from optcov.experiments.bench.measure import BENCHMARKS, run_benchmarks
 from optcov.experiments.bench.work import BenchSize
 
-__all__ = ["BENCHMARKS", "BenchResult", "BenchSize", "run_benchmarks"]
+__all__ = ["BENCHMARKS", "BenchSize", "run_benchmarks"]

@@ -113,7 +113,7 @@ def closed_form(size: BenchSize) -> Contest:
         example, output = observe_training(network, process, batch)
         inputs = tasks["sn"].module.inputs(output.features)
         regressions = {name: task.regression(example) for name, task in tasks.items()}
-        rows = Rows(inputs, {}, batch.times, example.log_snr, regressions)
+        rows = Rows(inputs, batch.times, example.log_snr, regressions)
         for name, task in tasks.items():
             log_g = log_estimate(task.module, rows, regressions[name], apply(task.module, rows, weights))
             transposed_product(task.module, rows, regressions[name].target * torch.exp(-log_g) - 1)

@@ -233,7 +233,7 @@ def _stored(bundle: Bundle) -> PageSection:
     pictures = []
     for entries in chosen.values():
         schedule = entries[0].schedule
-        times = "real times" if schedule.steps is None else f"{schedule.steps} times"
+        times = f"{schedule.grid_size} times" if schedule.discrete else "real times"
         name = f"{entries[0].method}, {schedule_spec(schedule)['kind']}, {times}"
         by_length = {len(entry.trajectory): entry.trajectory.times for entry in entries}
         usual = [K for K in (5, 10, 25, 50, 100) if K in by_length] or sorted(by_length)[-5:]

@@ -11,7 +11,7 @@ normalised   tab:fid_cmp_norm       distances at equal time, and beside Gotta Go
 peers        (ours)                 distances beside diffusers' schedulers
 """
 
-from optcov.experiments.tables.cells import TABLES, Cell, CellStore, Progress, TableRun
+from optcov.experiments.tables.cells import TABLES, Cell, CellStore, TableRun
 from optcov.experiments.tables.evaluation import Evaluation
 from optcov.experiments.tables.images import TableImages
 from optcov.experiments.tables.published import published, published_value
@@ -28,7 +28,6 @@ __all__ = [
     "Claim",
     "Entry",
     "Evaluation",
-    "Progress",
     "Row",
     "Section",
     "TableImages",

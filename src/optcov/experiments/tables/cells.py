@@ -39,7 +39,7 @@ class Cell:
     kind: str  # which computation
     settings: Mapping[str, Any]  # plain JSON values that, with the kind, determine the result
     work: float  # cost in any unit that the cells of a table share, for the time left
-    label: str  # for the eye
+    label: str  # for display
 
     @property
     def key(self) -> str:

@@ -94,7 +94,7 @@ class Evaluation:
     @property
     def discrete_schedules(self) -> list[str]:
         """Those with a finite number of steps."""
-        return [name for name in self.schedules if self.bundle_on(name).schedule.steps is not None]
+        return [name for name in self.schedules if self.bundle_on(name).schedule.discrete]
 
     def paper_setting(self, schedule: str) -> str | None:
         """The paper's setting that a schedule's numbers are put beside; that of its own networks by their name."""
@@ -272,7 +272,7 @@ def model_identity(bundle: Bundle) -> str:
 
 def serves_all_schedules(schedule: Schedule) -> bool:
     """Whether a network of this schedule serves linear, cosine and VP SDE: it takes real times, and has all levels."""
-    return schedule.steps is None and schedule.preserves_variance
+    return not schedule.discrete and schedule.preserves_variance
 
 
 def row_name(name: str) -> str:

@@ -108,7 +108,7 @@ def _repeated_claim(
 
 
 def _with_deviation(setting: str, row: str) -> str:
-    """The paper's mean and standard deviation over seeds, for the eye."""
+    """The paper's mean and standard deviation over seeds, for display."""
     found = published("repeats")["settings"][setting]["rows"][row]
     return f"{found['mean']:.5f} ± {found['standard_deviation']:.5f}"
 

@@ -38,7 +38,7 @@ class Entry:
             raise ValueError(f"the details of an entry have names, but got {self.details!r}")
 
     def ours(self, decimals: int) -> str:
-        """Our number with its error, for the eye."""
+        """Our number with its error, for display."""
         if self.text is not None or self.value is None:
             return self.text or "-"
         error = "" if self.error is None else f" ± {self.error:.{decimals}f}"

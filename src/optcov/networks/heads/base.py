@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from optcov.networks.activation import Activation, activated
 from optcov.networks.form import VECTORS, Form
-from optcov.networks.heads.hidden import HiddenLayers
 from optcov.networks.thin import ThinConv2d
 
 TRANSFORMS = ("exp", "linear")
@@ -91,7 +90,7 @@ class Head(nn.Module, ABC):
         """The inverse of `to_pixels`: images as the last layer would give them."""
         return pixels
 
-    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None) -> Tensor | float:
+    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None = None) -> Tensor | float:
         """What an exponential output is relative to, as a logarithm, broadcastable to (B, out_channels, *D)."""
         return 0.0
 
@@ -118,6 +117,20 @@ class Head(nn.Module, ABC):
     def _start_at_zero(self) -> None:
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
+
+
+@final
+class HiddenLayers(nn.Module):
+    """h + SiLU(conv2(h)) with h = SiLU(conv1(x)): (B, F, h, w) -> (B, channels, h, w)."""
+
+    def __init__(self, in_channels: int, channels: int, kernel: int = 3):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, kernel, padding=kernel // 2)
+        self.conv2 = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.silu(self.conv1(x))
+        return hidden + functional.silu(self.conv2(hidden))
 
 
 class ConvolutionalHead(Head):

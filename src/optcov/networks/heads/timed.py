@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from optcov.networks.form import VECTORS
-from optcov.networks.heads.base import ConvolutionalHead, optional_norm
-from optcov.networks.heads.hidden import HiddenLayers
+from optcov.networks.heads.base import ConvolutionalHead, HiddenLayers, optional_norm
 
 
 @final
@@ -84,7 +83,7 @@ class TimedHead(ConvolutionalHead):
         """Weights of the knots, (B, parts), that sum to one."""
         return _hats(-log_snr, torch.tensor(self.knots, dtype=log_snr.dtype, device=log_snr.device))
 
-    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None) -> Tensor | float:
+    def log_base(self, log_snr: Tensor | None, predicted: Tensor | None = None) -> Tensor | float:
         """Logarithm of gain times base."""
         hats = _hats(-_required(log_snr, "log_snr").to(self.log_scale), self.scale_levels)
         log_scale, log_gain = hats @ self.log_scale, hats @ self.log_gain
