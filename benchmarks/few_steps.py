@@ -12,25 +12,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 import optcov
-from optcov import data
+from optcov import ForwardProcess, ReverseProcess, data
 from optcov.bundle import Bundle
 from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.matched import from_file, times_of, to_file
 from optcov.data import ImageSet, to_8bit
+from optcov.gaussian import Diagonal, Gaussian
 from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
 from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
 from optcov.noise import batch_noise
-from optcov.prediction import take
+from optcov.prediction import Prediction, take
 from optcov.schedule import Schedule
 from optcov.solvers import (
     BridgeNoise,
@@ -43,7 +45,7 @@ from optcov.solvers import (
 )
 from optcov.solvers.multistep import FIRST_SIGMA
 from optcov.storage import read_tensors, write_tensors
-from optcov.trajectory import Trajectory
+from optcov.trajectory import Trajectory, sigma_of
 
 PEERS = ("UniPC", "DPM-Solver++")
 KARRAS = ("UniPC, Karras times", "DPM-Solver++, Karras times")  # diffusers' own
@@ -83,9 +85,35 @@ def times_down_to(first: float) -> Any:
     return times
 
 
-def sigma_of(schedule: Schedule, t: float) -> float:
-    """Noise over signal at a time."""
-    return float((-schedule.log_snr(t) / 2).exp())
+@final
+@dataclass(frozen=True)
+class HeadNoise:
+    """Bridge 2M with a share of gamma^2 v beside its own noise, v by the NPR head: noise that has its place."""
+
+    plain: BridgeNoise
+    process: ReverseProcess
+    share: float
+    condition: dict[str, Tensor]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.plain.schedule
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.plain.trajectory
+
+    def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
+        step = self.plain.step(current, s, previous)
+        bridge = ForwardProcess(self.schedule, self.plain.eta).bridge(float(current.t), s)
+        v = self.process.posterior(current.x_t, float(current.t), **self.condition).variance
+        return Gaussian(step.mean, Diagonal(step.variance + self.share * float(bridge.clean_weight) ** 2 * v))
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        pass
+
+    def identity(self) -> dict[str, float]:
+        return {"eta": self.plain.eta, "share": self.share}
 
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -100,6 +128,9 @@ ROWS: dict[str, dict[str, Any]] = {
     **{
         f"Bridge 2M, last step at {first}": {"eta": 0.3, "matched": False, "times": times_down_to(first)}
         for first in (0.15, 0.3)
+    },
+    **{
+        f"Bridge 2M, {share} of the head's noise": {"eta": 0.3, "matched": False, "head": share} for share in (0.1, 0.3)
     },
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
@@ -117,6 +148,13 @@ def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], 
         return from_file(*read_tensors(path), bundle.image_shape)[0]
     options = dict(row)
     trajectory = options.pop("times", default_times)(bundle, K)
+    if "head" in options:
+        return HeadNoise(
+            BridgeNoise(bundle.schedule, trajectory, options["eta"]),
+            bundle.reverse_process("NPR-DDPM", all_heads=False),
+            options["head"],
+            {},
+        )
     if not options.pop("matched", True):
         return BridgeNoise(bundle.schedule, trajectory, options["eta"])
     options |= {"samples": CALIBRATION, "condition": in_turn(bundle, range(CALIBRATION))}
@@ -131,6 +169,8 @@ def drawn(bundle: Bundle, name: str, noise: MultistepNoise | None, K: int, image
     start, condition = batch_noise(0, images, 0, bundle.image_shape), in_turn(bundle, images)
     if noise is None:
         return peer(name, network, bundle.schedule, start, K, indices=images, condition=condition).x_0
+    if isinstance(noise, HeadNoise):
+        noise = replace(noise, condition=condition)
     options: dict[str, Any] = {"indices": images, "data_range": bundle.data_range, "condition": condition}
     return multistep_sample(network, noise, start, **options).x_0
 

@@ -17,6 +17,37 @@ LINES = [
 EACH = pytest.mark.parametrize("found", LINES, ids=lambda line: f"{line['file']}, K = {line['steps']}")
 
 
+PAGE = (Path(__file__).parents[2] / "docs/covariances.md").read_text(encoding="utf-8")
+ROWS = {
+    "beta": "beta",
+    "analytic": "one variance per timestep (A)",
+    "spectral": "spectral, no head",
+    "ocm": "OCM",
+    "sn": "SN",
+    "npr": "NPR",
+    "sn_correlated": "correlated SN",
+    "npr_correlated": "correlated NPR",
+}
+
+
+@pytest.mark.parametrize("bundle", ["fashion", "cifar10"])
+def test_the_tables_of_the_page_are_what_was_measured(bundle: str) -> None:
+    """In the order of the page: first those of fashion, then those of cifar10."""
+    tables = PAGE.split("| covariance | K = 10 |")[1:]
+    shown = tables[["fashion", "cifar10"].index(bundle)].replace("**", "").split("\n\n")[0].splitlines()[2:]
+    found = {line["steps"]: line for line in LINES if line["file"] == bundle}
+    wanted = set()
+    for name in set(found[10]["bits/dim"]) & set(ROWS):
+        cells = []
+        for K in (10, 25):
+            gap = found[K]["less npr"].get(name)
+            sign = "" if gap is None else "−" if gap["mean"] < 0 else "+"
+            bits = found[K]["bits/dim"][name]["mean"]
+            cells += [f"{bits:.3f}", gap and f"{sign}{abs(gap['mean']):.3f} ± {gap['standard_error']:.3f}"]
+        wanted.add(f"| {ROWS[name]} | {' | '.join(cell or '' for cell in cells)} |".replace("|  |", "| |"))
+    assert set(shown) == wanted
+
+
 def test_both_numbers_of_steps_were_measured():
     assert {(line["bundle"], line["steps"]) for line in LINES} >= {("fashion", 10), ("fashion", 25)}
 
