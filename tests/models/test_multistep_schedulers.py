@@ -212,9 +212,7 @@ def test_what_is_no_answer_to_the_sample_is_refused(output, sample, said, kind):
 def test_a_timestep_that_is_no_whole_number_is_refused(timestep, kind):
     scheduler, x = kind(), torch.zeros(1, *SHAPE)
     scheduler.set_timesteps(3)
-    with pytest.raises(
-        ValueError, match=r"^timestep = .* is not a whole number; pass one of the scheduler's timesteps$"
-    ):
+    with pytest.raises(ValueError, match=r"^timestep = .* is not a whole number; pass one of 0"):
         scheduler.step(x, timestep, x)
 
 

@@ -21,6 +21,7 @@ from optcov.prediction import PARAMETERISATIONS, Prediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import capped, variance_cap
 from optcov.schedule import Schedule, check_number, check_whole, is_whole
+from optcov.text_table import in_one_line
 from optcov.watch import not_finite
 
 SHIFTS = {"shift", "base_shift", "max_shift", "use_dynamic_shifting"}  # what schedulers of flow matching set
@@ -123,7 +124,9 @@ def whole_timestep(timestep: Any) -> int:
     """One of diffusers' times as an int, or a ValueError."""
     value = timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
     if not is_whole(value):
-        raise ValueError(f"timestep = {_line(value)} is not a whole number; pass one of the scheduler's timesteps")
+        raise ValueError(
+            f"timestep = {in_one_line(value)} is not a whole number; pass one of 0..N-1, as diffusers counts them"
+        )
     return int(value)
 
 
@@ -310,8 +313,3 @@ def require_finite(values: Tensor, said: str = "samples {} ended as") -> None:
         raise ValueError(
             f"{said.format(numbers)} NaN or infinity; check the network's input scale, weights and precision"
         )
-
-
-def _line(value: object) -> str:
-    """The value as one line of at most 80 characters."""
-    return " ".join(repr(value).split())[:80]
