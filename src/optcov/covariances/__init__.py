@@ -92,7 +92,7 @@ def make_covariance(
     """Look a covariance up by its name, and give it the number per time or the spectrum that it needs."""
     kind = type(covariance) if isinstance(covariance, Covariance) else find_covariance(covariance)
     if spectrum is not None and (isinstance(covariance, Covariance) or not issubclass(kind, BySpectrum)):
-        raise _without_spectrum(covariance, kind)
+        raise _without_spectrum(kind)
     if isinstance(covariance, Covariance):
         return covariance
     if issubclass(kind, BySpectrum):
@@ -116,7 +116,7 @@ def make_covariance(
     return kind(given)  # type: ignore[call-arg]  # every class with a number takes it
 
 
-def _without_spectrum(covariance: str | Covariance, kind: type[Covariance]) -> ValueError:
+def _without_spectrum(kind: type[Covariance]) -> ValueError:
     """What to raise if a spectrum comes with a covariance that would not look at it."""
     if issubclass(kind, BySpectrum):
         return ValueError(f"spectrum comes beside {kind.__name__}, an object that has its own; leave one of them out")

@@ -106,7 +106,8 @@ class Correlated:
     @property
     def over(self) -> tuple[int, ...]:
         """The shape that a mean must be broadcastable to."""
-        return tuple(torch.broadcast_shapes(self.variance.shape, self.spectrum.shape))
+        pairs = zip(self.variance.shape, self.spectrum.shape, strict=True)
+        return tuple(m if n == 1 else n for n, m in pairs)
 
     @cached_property
     def _scale(self) -> Tensor:
