@@ -166,8 +166,9 @@ def find_method(name: str) -> Method:
 
 
 def unknown_method(name: str, known: Sequence[str]) -> ValueError:
-    """What to raise for a name that is none of the known ones: it offers the nearest."""
-    near = _nearest(name, known)
+    """What to raise for a name that is none of the known ones: the methods of a covariance, or the nearest names."""
+    rows = [row for row, method in METHODS.items() if row in known and method.covariance == name.strip().lower()]
+    near = rows[:NEAREST] or _nearest(name, known)
     if not near:
         return ValueError(f"unknown method {name[:80]!r}; take {DEFAULT_METHOD}; optcov sample --help lists them all")
     *first, last = near

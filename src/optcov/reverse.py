@@ -121,7 +121,9 @@ class ReverseProcess:
         """Gaussian over x_s given x_t (B, *D), 0 <= s < t."""
         bridge, (signal, spread) = self.forward.bridge(t, s), self.forward.levels(t)
         if not isinstance(x_t, Tensor) or x_t.ndim < 2 or not x_t.is_floating_point():
-            raise _not_points(x_t)
+            raise _not_points(x_t, bridge.variance)
+        if bridge.variance.shape not in ((), x_t.shape[:1]):
+            raise _not_points(x_t, bridge.variance)
         if condition:
             check_condition(condition, len(x_t))
         prediction = Prediction.of(self.network(x_t, t, **condition), x_t, t, signal, spread).require_finite()
@@ -133,11 +135,13 @@ class ReverseProcess:
 
     def predict(self, x_t: Tensor, t: Time, **condition: Tensor) -> Prediction:
         """Ask the network about x_t (B, *D), without looking at the values it returns."""
+        signal, spread = self.forward.levels(t)
         if not isinstance(x_t, Tensor) or x_t.ndim < 2 or not x_t.is_floating_point():
-            raise _not_points(x_t)
+            raise _not_points(x_t, signal)
+        if signal.shape not in ((), x_t.shape[:1]):
+            raise _not_points(x_t, signal)
         if condition:
             check_condition(condition, len(x_t))
-        signal, spread = self.forward.levels(t)
         return Prediction.of(self.network(x_t, t, **condition), x_t, t, signal, spread)
 
     def posterior_from(self, prediction: Prediction) -> Gaussian:
@@ -170,7 +174,10 @@ class ReverseProcess:
         return replace(step, mean=torch.where(last, step.mean.clamp(*self.bounds.data_range), step.mean))
 
 
-def _not_points(x_t: object) -> ValueError:
+def _not_points(x_t: object, by_time: Tensor) -> ValueError:
+    """What to raise for no batch of points, or not one for each time; by_time: a coefficient of the times."""
     if not isinstance(x_t, Tensor):
         return ValueError(f"x_t must be a torch tensor, got {type(x_t).__name__}; convert it by torch.as_tensor")
-    return ValueError(f"x_t must be a floating-point tensor (B, *D), got {x_t.dtype} of shape {tuple(x_t.shape)}")
+    if x_t.ndim < 2 or not x_t.is_floating_point():
+        return ValueError(f"x_t must be a floating-point tensor (B, *D), got {x_t.dtype} of shape {tuple(x_t.shape)}")
+    return ValueError(f"there are {len(by_time)} times for {len(x_t)} data points; pass one time, or one for each")

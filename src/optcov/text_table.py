@@ -34,6 +34,11 @@ def counted(there: int, asked: int, what: str = "images") -> str:
     return f"{min(there, asked):,} {what}" + (f" ({asked:,} asked for)" if asked > there else "")
 
 
+def in_one_line(value: object) -> str:
+    """What a value is, in one line of at most 80 characters."""
+    return " ".join(repr(value).split())[:80]
+
+
 def printable(text: str) -> str:
     """Escape whatever would break a line or steer a terminal: names of files and keys may hold anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

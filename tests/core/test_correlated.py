@@ -11,7 +11,14 @@ from torch.distributions import MultivariateNormal
 from torch.distributions import kl_divergence as torch_kl
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, cost_table, elbo, sample
-from optcov.covariances import CorrelatedResidual, CorrelatedSquaredNoise, Example, SpectralResidual, Spectrum
+from optcov.covariances import (
+    CorrelatedResidual,
+    CorrelatedSquaredNoise,
+    Example,
+    Residual,
+    SpectralResidual,
+    Spectrum,
+)
 from optcov.fitting.spectra import SpectrumMeter
 from optcov.gaussian import Correlated, Spectral, cosine_matrix
 from optcov.likelihood.cells import NodeSums
@@ -192,6 +199,10 @@ def test_unbounded_data_is_scored_by_the_density_of_the_covariance_itself():
         (torch.ones(5), "one power per frequency, as many as an image has pixels"),
         (torch.zeros(d), "not positive and finite; measure it again"),
         (lambda t: 1.0, "return a tensor of powers"),
+        (lambda t: torch.ones(d, dtype=torch.complex64), "is torch.complex64; return a tensor of powers"),
+        (lambda t, s: torch.ones(d), "a spectrum is a function of the time t alone"),
+        ([["a"]], r"spectrum = \[\['a'\]\] is neither a Spectrum"),
+        (torch.ones(40, 40) > 0, "^spectrum = .* is neither a Spectrum"),
     ],
 )
 def test_spectra_that_do_not_fit_are_refused(spectrum, message):
@@ -201,6 +212,45 @@ def test_spectra_that_do_not_fit_are_refused(spectrum, message):
 
     with pytest.raises(ValueError, match=message):
         step()
+
+
+def test_a_spectrum_is_a_function_with_a_basis():
+    for wrong in (None, 3, torch.eye(40)):
+        with pytest.raises(ValueError, match=r"^a spectrum is a function of the time t alone, not .*; pass one$"):
+            Spectrum(wrong)
+    with pytest.raises(ValueError, match=r"^basis = .* is not a Basis; pass optcov.gaussian.Basis"):
+        Spectrum(lambda t: torch.ones(d), torch.eye(3))
+
+
+def test_powers_may_be_a_list_or_an_array():
+    x, powers = UNEVEN.sample(2), torch.arange(1.0, d + 1)
+    expected, *others = (
+        ReverseProcess(UNEVEN.network(SCHEDULE), ForwardProcess(SCHEDULE), "spectral", None, spectrum=given)
+        for given in (powers, powers.tolist(), powers.numpy(), lambda t: powers.tolist())
+    )
+    for other in others:
+        assert torch.equal(other.step(x, 100, 50).variance, expected.step(x, 100, 50).variance)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_empty_batch_has_an_empty_step(name):
+    spectrum = torch.ones(d)
+    process = ReverseProcess(UNEVEN.network(SCHEDULE), ForwardProcess(SCHEDULE), name, None, spectrum=spectrum)
+    nothing = UNEVEN.sample(2)[:0]
+    step = process.step(nothing, 100, 50)
+    assert step.sample(nothing).shape == (*step.log_prob(nothing).shape, d) == (0, d)
+
+
+def test_a_spectrum_beside_another_covariance_is_refused():
+    network, forward = UNEVEN.network(SCHEDULE), ForwardProcess(SCHEDULE)
+    for covariance, said in (
+        ("npr", 'spectrum belongs to spectral, npr_correlated, sn_correlated, not to "npr"; take "npr_correlated"'),
+        (Residual(), 'not to "npr"; take "npr_correlated", or leave it out'),
+        ("beta_tilde", 'not to "beta_tilde"; take one of them, or leave it out'),
+        (SpectralResidual(torch.ones(d)), "an object that has its own; leave one of them out"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ReverseProcess(network, forward, covariance, None, spectrum=torch.ones(d))
 
 
 def test_times_may_differ_between_the_samples_of_a_batch():

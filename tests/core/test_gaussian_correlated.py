@@ -190,6 +190,32 @@ def test_what_does_not_fit_is_refused():
         Correlated(torch.ones(3, 4), torch.ones(1, 4)).affine(torch.ones(2), torch.ones(2))
 
 
+def test_nothing_is_drawn_by_negative_powers():
+    mean, z, ones = torch.zeros(2, 1, 4, 4), randn(2, 1, 4, 4).float(), torch.ones(1, 1, 4, 4)
+    for covariance, name in (
+        (Spectral(-ones), "power"),
+        (Correlated(ones, -ones), "spectrum"),
+        (Correlated(-ones, ones), "variance"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} has negative entries, so that nothing can be drawn"):
+            Gaussian(mean, covariance).sample(z)
+    assert torch.equal(Gaussian(mean, Spectral(-ones).clamped(None)[0]).sample(z), mean)
+    with pytest.raises(ValueError, match=r"spectrum has shape \(4, 4\), but variance has \(1, 1, 4, 4\); pass"):
+        Correlated(ones, torch.ones(4, 4))
+
+
+def test_an_empty_batch_is_drawn_and_scored():
+    nothing = torch.zeros(0, 1, 4, 4)
+    for covariance in (
+        Spectral(torch.ones(1, 1, 4, 4)),
+        Spectral(nothing),
+        Correlated(nothing, torch.ones(1, 1, 4, 4)),
+    ):
+        found = Gaussian(nothing, covariance.clamped(1.0)[0].affine(torch.tensor(0.5), torch.tensor(0.1)))
+        assert found.sample(nothing).shape == nothing.shape
+        assert found.log_prob(nothing).shape == (0,)
+
+
 def test_nothing_of_the_size_of_the_matrix_is_made_for_large_images():
     large = torch.ones(1, 3, 64, 64)
     with pytest.raises(ValueError, match="12,288 x 12,288 pixels is not made"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optcov import METHODS, Schedule, Trajectory, sample
-from optcov.covariances import Spectrum
+from optcov.covariances import Spectrum, find_covariance
 from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, PEER_METHODS, find_method
 from optcov.oracle import GaussianMixture
 
@@ -51,7 +51,8 @@ def test_every_reverse_method_samples(name):
     method = METHODS[name]
     schedule = Schedule.vp_sde() if method.continuous else Schedule.linear()
     data = GaussianMixture([0.5, 0.5], [[-0.5, 0.0], [0.5, 0.0]], [0.01, 0.02])
-    spectrum = Spectrum.of(torch.tensor([1.5, 0.5]))
+    needed = find_covariance(method.covariance).spectrum is not None
+    spectrum = Spectrum.of(torch.tensor([1.5, 0.5])) if needed else None
     process = method.reverse_process(
         data.network(schedule), schedule, mean_square_noise=lambda t: 0.9, spectrum=spectrum
     )
@@ -82,6 +83,12 @@ def test_a_mistyped_method_is_answered_by_the_nearest_names(typed, nearest):
         find_method(typed)
     assert nearest in str(refusal.value)
     assert sum(name in str(refusal.value) for name in [*METHODS, *PEER_METHODS]) <= 4
+
+
+def test_the_name_of_a_covariance_is_answered_by_its_methods():
+    for typed, rows in (("npr_correlated", "CNPR-DDPM or CNPR-DDIM"), ("range", "Improved DDPM")):
+        with pytest.raises(ValueError, match=rf"unknown method '{typed}'; did you mean {rows}\?"):
+            find_method(typed)
 
 
 def test_the_default_methods_are_known():

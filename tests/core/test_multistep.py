@@ -15,7 +15,7 @@ from optcov.gaussian.basis import Basis
 from optcov.noise import batch_noise
 from optcov.oracle import GaussianMixture
 from optcov.prediction import Prediction
-from optcov.solvers import DataMoments, MatchedNoise, match_noise, multistep_sample, peer
+from optcov.solvers import DataMoments, MatchedNoise, few_step_times, match_noise, multistep_sample, peer
 from optcov.solvers.matching import ring_means
 from optcov.solvers.multistep import mean_of_step
 
@@ -206,6 +206,20 @@ def test_rings_average_frequencies_at_the_same_distance():
     assert means.shape == values.shape
     assert means.sum().item() == pytest.approx(values.sum().item())
     assert means[0, 0, 1] == means[0, 0, 0] > 0 == means[0, 3, 3]
+
+
+def test_few_steps_on_any_schedule_stay_among_its_times():
+    for schedule in (Schedule.edm(0.001, 0.01), Schedule.from_betas([1e-6] * 100), Schedule.from_betas([0.002, 0.002])):
+        steps = min(5, schedule.grid_size)
+        times = few_step_times(schedule, steps, (1, 28, 28)).times
+        assert len(times) == steps
+        assert schedule.first_time <= times[0] < times[-1] <= schedule.final_time
+    with pytest.raises(ValueError, match="steps = 3 is more than this schedule has times; take at most 1"):
+        few_step_times(Schedule.from_betas([0.01]), 3)
+    for shape in ([], [1, 0, 0], [1, 28, -28], [1.5, 2.5], [math.nan, 2, 2], 28, "a", [1, "a"]):
+        for steps in (1, 5):
+            with pytest.raises(ValueError, match=r"shape = .* is not a list of positive whole numbers"):
+                few_step_times(SCHEDULE, steps, shape)
 
 
 def test_bad_input_is_refused_by_name():

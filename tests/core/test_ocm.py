@@ -141,9 +141,18 @@ def test_the_jacobian_of_a_small_network_is_found_pixel_by_pixel():
         torch.testing.assert_close(found[image].flatten(), full.diagonal(), rtol=1e-3, atol=1e-5)
 
 
+def test_a_whole_number_of_probes_may_be_a_float_and_the_batch_empty():
+    for probes in (2, 2.0):
+        process = ReverseProcess(
+            DATA.network(SCHEDULES[0]), ForwardProcess(SCHEDULES[0]), "ocm", None, ocm_probes=probes
+        )
+        assert process.step(DATA.sample(3), 100, 50).variance.shape[0] == 3
+        assert process.step(DATA.sample(3)[:0], 100, 50).variance.shape[0] == 0
+
+
 @pytest.mark.parametrize("probes", [0, -1, 1.5, "8", 2**20])
 def test_a_number_of_probes_that_is_none_is_refused(probes):
-    with pytest.raises(ValueError, match=r"probes = .* is not a whole number from 1"):
+    with pytest.raises(ValueError, match=r"^ocm_probes = .* is not a whole number from 1"):
         Ocm(probes=probes)
 
 

@@ -323,6 +323,10 @@ def test_a_network_with_the_wrong_output_is_named(reference):
     assert set(Covariance.registry) >= {"sn", "npr", "range", "beta", "beta_tilde"}
 
 
+def test_negative_variances_of_few_probes_are_answered_by_more_of_them() -> None:
+    assert clamped_in_words("ocm", 0.457, 0).endswith("which adds much noise: prefer more probes, or NPR")
+
+
 def test_what_was_clamped_is_told_in_the_terms_of_the_covariance() -> None:
     said = clamped_in_words("range", 0.25, 0.5)
     assert said.startswith("25% of the learned places lay below the range, 50%")

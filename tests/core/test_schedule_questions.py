@@ -11,7 +11,7 @@ from adaptive_flow import adaptive_flow
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, oracle, sample
 from optcov.bundle import BundleError
 from optcov.bundle.schedules import build_schedule, schedule_spec
-from optcov.covariances import Covariance
+from optcov.covariances import Covariance, find_covariance
 from optcov.fitting import time_grid
 from optcov.fitting.batches import NoiseLevels, draw_times
 from optcov.gaussian import Full
@@ -123,8 +123,9 @@ def test_the_same_noise_levels_give_the_same_steps_in_every_schedule(covariance,
             for name in ("mean_square_noise", "mean_square_residual")
         }
         network, forward = DATA.network(schedule, error=0.1), ForwardProcess(schedule, eta)
-        spectrum = torch.linspace(2.0, 0.5, x[0].numel(), dtype=torch.float64).reshape(x.shape[1:])
-        process = ReverseProcess(network, forward, covariance, None, spectrum=spectrum, **numbers)
+        if find_covariance(covariance).spectrum is not None:
+            numbers["spectrum"] = torch.linspace(2.0, 0.5, x[0].numel(), dtype=torch.float64).reshape(x.shape[1:])
+        process = ReverseProcess(network, forward, covariance, None, **numbers)
         for number, t in enumerate(times):
             for s in [0.0, *times[:number]]:
                 signal_t, signal_s = schedule.levels(t)[0], schedule.levels(s)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -143,6 +145,22 @@ def test_channels_that_vary_together_are_mixed_apart():
     found = spectra.powers["residual"][1].double()
     ratio = found[:, 0, 0] / found[2, 0, 0]
     torch.testing.assert_close(ratio, level / level[2], rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (3, 16, 16), (256,)])
+def test_nothing_is_kept_for_pairs_of_pixels(shape):
+    schedule, pixels = Schedule.vp_sde(), math.prod(shape)
+    channels = shape[0] if len(shape) > 1 else 1
+    meter, forward = SpectrumMeter(shape, {"npr": None}), ForwardProcess(schedule)
+    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+    for t in (0.3, 0.6):
+        said = NoisePrediction(torch.zeros_like(x), {"npr": torch.ones_like(x)})
+        prediction = Prediction.of(said, x, t, *forward.levels(t))
+        meter.note(t, meter.sums(Example(prediction, x, x, TIMES, forward)))
+        for mean in meter._means[t].values():
+            assert mean.numel() <= channels * pixels  # pairs of channels at each frequency
+    for name, stored in meter.spectra(schedule).tensors().items():
+        assert stored.numel() <= (channels**2 if name == "channels" else 2 * pixels)
 
 
 def test_many_times_are_stored_as_a_few_smooth_ones():

@@ -425,14 +425,15 @@ def test_conditional_network_on_latents():
     assert torch.allclose(output.pred_original_variance, torch.tensor(expected), rtol=1e-5)
 
 
-def test_a_bad_value_stops_at_the_end_with_its_samples():
+def test_a_bad_value_stops_at_its_step_with_its_samples():
     scheduler = OptimalCovarianceScheduler(N)
     scheduler.set_timesteps(2)
     output = noise(1)
     output[1] = math.nan
-    x = scheduler.step(output, 49, noise(2)).prev_sample
+    with pytest.raises(ValueError, match=r"the network answered samples \[1\] by NaN or infinity"):
+        scheduler.step(output, 49, noise(2))
     with pytest.raises(ValueError, match=r"samples \[1\] ended as NaN or infinity"):
-        scheduler.step(noise(1), 0, x)
+        scheduler.step(noise(1), 0, output)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +455,7 @@ def test_a_bad_value_stops_at_the_end_with_its_samples():
         (lambda: OptimalCovarianceScheduler(N).set_timesteps(timesteps=[50, 2]), "time 51 is outside this schedule"),
         (
             lambda: OptimalCovarianceScheduler(N).set_timesteps(timesteps=[49.5, 2]),
-            "timestep 49.5 is not a whole",
+            "timestep = 49.5 is not a whole",
         ),
         (
             lambda: OptimalCovarianceScheduler(N).step(noise(1, (1, 1, 8, 8)), 5, noise(1)),

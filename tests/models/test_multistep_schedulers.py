@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    DDIMPipeline,
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    EDMEulerScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    ScoreSdeVeScheduler,
+)
 
 from optcov import Schedule
 from optcov.bundle import Bundle, Sampler
@@ -135,6 +144,10 @@ def test_the_scheduler_of_another_process_is_refused():
     for kind in (FlowMatchBridgeScheduler, FlowMatchOptimalCovarianceScheduler):
         with pytest.raises(ValueError, match="has betas, so its network is none of flow matching"):
             kind.from_config(DDIMScheduler().config)
+        for other in (EDMEulerScheduler(), ScoreSdeVeScheduler()):
+            with pytest.raises(ValueError, match="has the sigmas of .* such as FlowMatchEulerDiscreteScheduler"):
+                kind.from_config(other.config)
+        assert kind.from_config(FlowMatchHeunDiscreteScheduler(shift=3.0).config).config.shift == 3.0
         with pytest.raises(ValueError, match="stochastic_sampling=True has no counterpart"):
             kind(stochastic_sampling=True)
 
@@ -144,6 +157,15 @@ def test_the_scheduler_of_another_process_is_refused():
     [
         ({"num_train_timesteps": -1}, "num_train_timesteps = -1 is not a positive whole number"),
         ({"clip_sample": True, "clip_sample_range": -1.0}, "clip_sample_range = -1.0 is not positive"),
+        ({"prediction_type": "flow_prediction"}, "has no betas; take FlowMatchBridgeScheduler"),
+        ({"prediction_type": "x"}, "'x' is not one of epsilon, sample, v_prediction; pass one of them"),
+        *(
+            (
+                {"bridge_image_shape": shape},
+                r"bridge_image_shape = .* is not a list of positive whole numbers; pass \(C",
+            )
+            for shape in ([], [0], [1, 0, 0], [1, 28, -28], [1.5, 2.5], [float("nan"), 2, 2], 28, "a", [1, "a"])
+        ),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings, said):
@@ -171,13 +193,61 @@ def test_the_config_of_any_scheduler_with_betas_is_enough(tmp_path):
         (torch.zeros(2, *SHAPE), torch.zeros(2, *SHAPE, dtype=torch.int64), "pass floating point"),
         (torch.zeros(2, 1, 8, 8), torch.zeros(2, 3, 8, 8), "1 channels for 3"),
         (None, torch.zeros(2, *SHAPE), "model_output is a NoneType; pass a tensor"),
+        (torch.zeros(4), torch.zeros(4), r"model_output has shape \(4,\); pass a batch of images"),
+        (torch.full((2, *SHAPE), torch.nan), torch.zeros(2, *SHAPE), r"samples \[0, 1\] by NaN or infinity; check the"),
     ],
 )
-def test_what_is_no_answer_to_the_sample_is_refused(output, sample, said):
-    scheduler = BridgeScheduler()
+@pytest.mark.parametrize("kind", [BridgeScheduler, OptimalCovarianceScheduler])
+def test_what_is_no_answer_to_the_sample_is_refused(output, sample, said, kind):
+    scheduler = kind()
     scheduler.set_timesteps(3)
+    if kind is OptimalCovarianceScheduler and said == "1 channels for 3":
+        said = "needs an output of 3 channels, but the network returned 1"
     with pytest.raises(ValueError, match=said):
         scheduler.step(output, scheduler.timesteps[0], sample)
+
+
+@pytest.mark.parametrize("timestep", [999.7, None, "a", float("nan"), torch.tensor([999, 1]), torch.eye(40)])
+@pytest.mark.parametrize("kind", [BridgeScheduler, OptimalCovarianceScheduler])
+def test_a_timestep_that_is_no_whole_number_is_refused(timestep, kind):
+    scheduler, x = kind(), torch.zeros(1, *SHAPE)
+    scheduler.set_timesteps(3)
+    with pytest.raises(ValueError, match=r"^timestep = .* is not a whole number; pass one of 0"):
+        scheduler.step(x, timestep, x)
+
+
+@pytest.mark.parametrize("kind", [FlowMatchBridgeScheduler, FlowMatchOptimalCovarianceScheduler])
+def test_a_time_of_a_flow_that_is_none_of_the_runs_is_refused(kind):
+    scheduler, x = kind(), torch.zeros(1, *SHAPE)
+    scheduler.set_timesteps(3)
+    for timestep, said in ((None, "timestep = None is not a number"), (0.5, "timestep 0.5 is not one of this run's")):
+        with pytest.raises(ValueError, match=said):
+            scheduler.step(x, timestep, x)
+
+
+@pytest.mark.parametrize("begin", [1.5, "a", None, -1])
+def test_a_beginning_that_is_no_place_is_refused(begin):
+    scheduler = BridgeScheduler()
+    scheduler.set_timesteps(3)
+    with pytest.raises(ValueError, match=r"begin_index = .* is not the number .* pass a whole number from 0 to 2"):
+        scheduler.set_begin_index(begin)
+
+
+@pytest.mark.parametrize("kind", [BridgeScheduler, OptimalCovarianceScheduler])
+def test_noise_that_is_no_tensor_is_refused(kind):
+    scheduler, x = kind(), torch.zeros(1, *SHAPE)
+    scheduler.set_timesteps(3)
+    with pytest.raises(ValueError, match="variance_noise is a str; pass a tensor"):
+        scheduler.step(x, scheduler.timesteps[0], x, variance_noise="a")
+
+
+@pytest.mark.parametrize("scheduler", [BridgeScheduler(), OptimalCovarianceScheduler()])
+def test_an_empty_batch_takes_every_step(scheduler):
+    x = torch.zeros(0, *SHAPE)
+    scheduler.set_timesteps(3)
+    for t in scheduler.timesteps:
+        x = scheduler.step(x, t, x).prev_sample
+    assert x.shape == (0, *SHAPE)
 
 
 @pytest.mark.parametrize("scheduler", [BridgeScheduler(), OptimalCovarianceScheduler(eta=1.0)])
@@ -204,8 +274,9 @@ def test_another_batch_in_the_middle_of_a_run_is_refused():
 
 
 def test_steps_that_end_in_nan_are_refused():
-    scheduler, x = BridgeScheduler(), torch.full((1, *SHAPE), float("nan"))
+    scheduler, x = BridgeScheduler(prediction_type="v_prediction"), torch.full((1, *SHAPE), float("nan"))
     scheduler.set_timesteps(2)
-    scheduler.step(x, scheduler.timesteps[0], x)
+    said = torch.zeros(1, *SHAPE)
+    scheduler.step(said, scheduler.timesteps[0], x)
     with pytest.raises(ValueError, match="ended as NaN"):
-        scheduler.step(x, scheduler.timesteps[1], x)
+        scheduler.step(said, scheduler.timesteps[1], x)

@@ -99,7 +99,7 @@ def test_an_image_does_not_depend_on_the_batch_it_is_drawn_in(bundle):
 
 def test_a_posterior_may_probe_the_network_instead_of_a_head(bundle):
     x_t = torch.zeros(2, *bundle.image_shape)
-    with pytest.raises(ValueError, match=r"has no head 'ocm'.*or pass ocm_probes=8"):
+    with pytest.raises(ValueError, match=r"has no head 'ocm'.*or pass ocm_probes=8 .optcov sample --ocm-probes 8"):
         bundle.posterior(x_t, 500, "ocm")
     assert bundle.posterior(x_t, 500, "ocm", ocm_probes=2).variance.shape == x_t.shape
 

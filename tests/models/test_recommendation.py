@@ -85,4 +85,6 @@ def test_a_description_shows_what_a_bundle_can_do_and_what_is_recommended():
     assert content["covariances"] == ["beta_tilde", "beta", "analytic", "npr_isotropic", "sn", "npr"]
     assert content["recommended"]["images"]["name"] == DEFAULT_METHOD
     shown = dict(lines(content))
-    assert shown["recommended"] == f"for images {DEFAULT_METHOD}, for likelihood npr, for uncertainty npr"
+    best = "npr (NPR-DDPM)"
+    assert shown["recommended"] == f"for images {DEFAULT_METHOD}, for likelihood {best}, for uncertainty {best}"
+    assert "on the embedded model fashion" in content["recommended"]["images"]["why"]

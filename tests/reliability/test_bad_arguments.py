@@ -55,6 +55,15 @@ CORE = {
     "words as a range": (lambda: process(data_range="ab"), "data_range = ab is not"),
     "an infinite range": (lambda: process(data_range=(-1, float("inf"))), "data_range = .* is not"),
     "a word as a switch": (lambda: process(clip_mean="no"), "clip_mean = 'no' is not a switch"),
+    "two times for three": (
+        lambda: PROCESS.step(torch.zeros(3, 2), torch.tensor([1, 2]), 0),
+        "there are 2 times for 3 data points; pass one time",
+    ),
+    "three ends for two": (lambda: PROCESS.step(X, 5, torch.tensor([0, 1, 2])), "there are 3 times for 2 data points"),
+    "two times to predict": (
+        lambda: PROCESS.predict(X[:1], torch.tensor([1, 2])),
+        "there are 2 times for 1 data points",
+    ),
     "another switch": (lambda: process(use_clipped_model_output="no"), "use_clipped_model_output = 'no' is not"),
     "a word as numbers": (
         lambda: process(covariance="analytic", mean_square_noise="x"),

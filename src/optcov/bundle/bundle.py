@@ -558,5 +558,5 @@ class Bundle:
         raise BundleError(
             f"{self.name} has no head {needed!r}, which the covariance {kind.name!r} needs; "
             f"it has: {present}. Fit the head first (optcov fit --heads {needed})"
-            + (", or pass ocm_probes=8" if needed == "ocm" else "")
+            + (", or pass ocm_probes=8 (optcov sample --ocm-probes 8)" if needed == "ocm" else "")
         )

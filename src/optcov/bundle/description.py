@@ -20,6 +20,7 @@ from optcov.bundle.sampler import draw_many
 from optcov.bundle.schedules import schedule_spec
 from optcov.data.export import grid, png_bytes
 from optcov.data.images import to_8bit
+from optcov.methods import METHODS
 from optcov.networks import head_config
 
 STAGES = {"stage1": "trained by", "heads": "fitted by"}  # sections of the history in words
@@ -170,10 +171,16 @@ def _numbers_lines(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _recommended_lines(best: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """What to use for which purpose, and the reasons, which they often share."""
-    yield "recommended", ", ".join(f"for {purpose} {one['name']}" for purpose, one in best.items())
+    yield "recommended", ", ".join(f"for {purpose} {_with_row(one['name'])}" for purpose, one in best.items())
     for why in dict.fromkeys(one["why"] for one in best.values()):
         names = " and ".join(dict.fromkeys(one["name"] for one in best.values() if one["why"] == why))
         yield "", f"{names}: {why}"
+
+
+def _with_row(name: str) -> str:
+    """A method by its name; a covariance with the method that steps by it, which is what commands take."""
+    row = next((method.name for method in METHODS.values() if method.covariance == name), None)
+    return name if row is None else f"{name} ({row})"
 
 
 def _trajectories_lines(found: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, str]]:

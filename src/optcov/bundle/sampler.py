@@ -100,7 +100,7 @@ class Sampler:
             self.step_noise = BridgeNoise(model.schedule, few_step_times(model.schedule, steps, model.image_shape))
         if self.step_noise is not None:
             self.trajectory = self.step_noise.trajectory
-        self.ocm_probes = ocm_probes
+        self.ocm_probes = None if ocm_probes is None else int(ocm_probes)
         self.condition = model.check_told(condition, _entries(condition))
         self.guidance = check_guidance(guidance)
         # for solvers without a covariance; a process has its own

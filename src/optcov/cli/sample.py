@@ -87,7 +87,7 @@ def command(
     from optcov import bundle as bundles
     from optcov.bundle.conditions import labels_in_rows
     from optcov.bundle.recommendation import head_method
-    from optcov.methods import DEFAULT_METHOD
+    from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, find_method
     from optcov.processes import this_process
 
     if (n is not None and n < 1) or batch_size < 1:
@@ -110,6 +110,12 @@ def command(
         else:
             finish(Path(done["picture"]), "optcov", "sample", bundle, "--variance-map")
         return
+    for option, given in (("--no-clip", no_clip), ("--ocm-probes", ocm_probes is not None)):
+        if given and find_method(method).covariance is None:
+            raise ValueError(
+                f"{option} needs a method with a covariance, and {find_method(method).name} has none; leave it out, or "
+                f"choose another, such as --method {HEAD_METHOD}"
+            )
     options: dict[str, Any] = {"noise_cap": noise_cap, "last_step": last_step, "tolerance": tolerance}
     options |= {"condition": labels_in_rows(labels, n, ROW), "guidance": guidance}
     options |= {"ocm_probes": ocm_probes, "clip_mean": False if no_clip else None}

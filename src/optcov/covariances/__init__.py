@@ -90,9 +90,11 @@ def make_covariance(
     covariance: str | Covariance, numbers: dict[str, PerTime | None] | None = None, spectrum: Any = None
 ) -> Covariance:
     """Look a covariance up by its name, and give it the number per time or the spectrum that it needs."""
+    kind = type(covariance) if isinstance(covariance, Covariance) else find_covariance(covariance)
+    if spectrum is not None and (isinstance(covariance, Covariance) or not issubclass(kind, BySpectrum)):
+        raise _without_spectrum(kind)
     if isinstance(covariance, Covariance):
         return covariance
-    kind = find_covariance(covariance)
     if issubclass(kind, BySpectrum):
         if spectrum is None:
             raise ValueError(
@@ -112,3 +114,13 @@ def make_covariance(
             f"or a callable of t"
         )
     return kind(given)  # type: ignore[call-arg]  # every class with a number takes it
+
+
+def _without_spectrum(kind: type[Covariance]) -> ValueError:
+    """What to raise if a spectrum comes with a covariance that would not look at it."""
+    if issubclass(kind, BySpectrum):
+        return ValueError(f"spectrum comes beside {kind.__name__}, an object that has its own; leave one of them out")
+    known = [name for name, other in Covariance.registry.items() if issubclass(other, BySpectrum)]
+    meant = f"{kind.name}_correlated" if f"{kind.name}_correlated" in known else None
+    remedy = f'take "{meant}"' if meant else "take one of them"
+    return ValueError(f'spectrum belongs to {", ".join(known)}, not to "{kind.name}"; {remedy}, or leave it out')

@@ -32,6 +32,8 @@ def _verdict(covariance: str, below: float) -> str:
         return f": harmless below {FEW_NEGATIVE:.0%}"
     # a head of the paper's loss may be negative too, one of the default loss may not
     better = "heads fitted without --paper-exact" if covariance.startswith("npr") else "NPR"
+    if covariance == "ocm":
+        better = "more probes, or NPR"
     if below < MANY_NEGATIVE:
         return f", which adds some noise: compare with {better}"
     return f", which adds much noise: prefer {better}"

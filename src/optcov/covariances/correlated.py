@@ -13,6 +13,7 @@ Its variances of single pixels are those of NPR and SN. Draws and scores are of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -26,6 +27,7 @@ from optcov.covariances.squared_noise import SquaredNoise
 from optcov.gaussian import PLAIN, Basis, Correlated, CovarianceShape, Diagonal, Spectral
 from optcov.prediction import Prediction
 from optcov.schedule import Time
+from optcov.text_table import in_one_line
 
 LEAST_SHARE = 1e-3  # of an image's mean variance: what a smaller one counts as when residuals are divided by it
 
@@ -38,34 +40,65 @@ class Spectrum:
     at: Callable[[Time], Tensor]  # t, () or (B,) -> powers, (*D) or (B, *D), positive
     basis: Basis = PLAIN
 
+    def __post_init__(self) -> None:
+        if not _takes_a_time(self.at):
+            raise ValueError(f"a spectrum is a function of the time t alone, not {in_one_line(self.at)}; pass one")
+        if not isinstance(self.basis, Basis):
+            raise ValueError(f"basis = {in_one_line(self.basis)} is not a Basis; pass optcov.gaussian.Basis(channels)")
+
     @staticmethod
     def of(given: Any) -> Spectrum:
-        """Take a Spectrum, a callable of t, or one tensor of powers (*D) for all times."""
+        """Take a Spectrum, a callable of t, or powers (*D) for all times: a tensor, an array or a list."""
         if isinstance(given, Spectrum):
             return given
-        if isinstance(given, Tensor) and given.is_floating_point() and given.ndim:
-            return Spectrum(lambda t: given)
         if callable(given):
             return Spectrum(given)
-        raise ValueError(
-            f"spectrum = {given!r:.80} is neither a Spectrum, nor a callable of t, nor a tensor of powers of an image"
-        )
+        powers = _as_powers(given)
+        if powers is None:
+            raise ValueError(
+                f"spectrum = {in_one_line(given)} is neither a Spectrum, nor a callable of t, nor powers of an image; "
+                f"pass one of them"
+            )
+        return Spectrum(lambda t: powers)
 
     def power(self, t: Time, like: Tensor) -> Tensor:
         """Powers at t, (1, *D) or (B, *D), as `like` (B, *D) is."""
-        found = self.at(t)
-        if not isinstance(found, Tensor):
-            raise ValueError(f"the spectrum at t = {t} is a {type(found).__name__}; return a tensor of powers")
+        found, where = _as_powers(said := self.at(t)), f"the spectrum at t = {in_one_line(t)}"
+        if found is None:
+            kind = said.dtype if isinstance(said, Tensor) else f"a {type(said).__name__}"
+            raise ValueError(f"{where} is {kind}; return a tensor of powers, one real number for each frequency")
         if found.ndim == like.ndim - 1:
             found = found.unsqueeze(0)
         if found.shape[1:] != like.shape[1:] or len(found) not in (1, len(like)):
             raise ValueError(
-                f"the spectrum at t = {t} has shape {tuple(found.shape)}, but x_t has {tuple(like.shape)}; a spectrum "
+                f"{where} has shape {tuple(found.shape)}, but x_t has {tuple(like.shape)}; a spectrum "
                 f"has one power per frequency, as many as an image has pixels"
             )
         if not bool((found.isfinite() & (found > 0)).all()):
-            raise ValueError(f"the spectrum at t = {t} has a power that is not positive and finite; measure it again")
+            raise ValueError(f"{where} has a power that is not positive and finite; measure it again")
         return found.to(like.device, torch.promote_types(like.dtype, torch.float32))
+
+
+def _as_powers(given: Any) -> Tensor | None:
+    """Real numbers as a tensor; None for one number alone, and for what holds something else."""
+    try:
+        powers = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if powers.ndim == 0 or powers.is_complex() or powers.dtype == torch.bool else powers
+
+
+def _takes_a_time(function: Any) -> bool:
+    """Whether it can be called with one argument, as far as it says which it takes."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(1.0)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say
+        return True
+    return True
 
 
 class BySpectrum(Covariance):

@@ -43,12 +43,12 @@ def clean_variance(prediction: Prediction, diagonal: Tensor, unit: str) -> Tenso
 
 def random_signs(seed: int, images: Sequence[int], streams: Sequence[int], count: int, shape: Sequence[int]) -> Tensor:
     """Probes of each image, (count, B, *shape), by (seed, image, stream) alone; more probes include fewer."""
-    rows = []
-    for image, stream in zip(images, streams, strict=True):
+    bits = torch.empty(count, len(images), *shape, dtype=torch.int8)
+    for place, (image, stream) in enumerate(zip(images, streams, strict=True)):
         # negative streams are nobody else's: steps and times count from 0
         generator = image_generator(seed, image, -1 - stream)
-        rows.append(torch.randint(0, 2, (count, *shape), generator=generator, dtype=torch.int8))
-    return 2 * torch.stack(rows, dim=1) - 1
+        bits[:, place] = torch.randint(0, 2, (count, *shape), generator=generator, dtype=torch.int8)
+    return 2 * bits - 1
 
 
 @final

@@ -41,9 +41,10 @@ class Ocm(Covariance):
 
     def __init__(self, probes: int | None = None, seed: int = 0):
         if probes is not None and (not is_whole(probes) or not 1 <= probes <= MOST_PROBES):
-            raise ValueError(f"probes = {probes!r} is not a whole number from 1 to {MOST_PROBES}; pass one such as 8")
-        check_whole("seed", seed)
-        self.probes, self.seed = probes, seed
+            raise ValueError(
+                f"ocm_probes = {probes!r:.80} is not a whole number from 1 to {MOST_PROBES}; pass one such as 8"
+            )
+        self.probes, self.seed = None if probes is None else int(probes), check_whole("seed", seed)
 
     def asking(
         self, network: Network, forward: ForwardProcess, seed: int | None = None, indices: Sequence[int] | None = None

@@ -52,7 +52,7 @@ class Spectral:
         above: Tensor | int = 0
         if upper is not None:
             mean = power.flatten(1).mean(1)
-            above = torch.count_nonzero(mean > upper) * power[0].numel()
+            above = torch.count_nonzero(mean > upper) * math.prod(power.shape[1:])
             power = power * _per_sample(upper / mean.clamp(min=upper), power)
         return Spectral(power, self.basis), ClampCounts(below, above, power.numel())
 
@@ -63,7 +63,7 @@ class Spectral:
         return self.basis.inverse(self.power.to(x) * self.basis.transform(x))
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
-        return self.basis.inverse(self.power.to(noise).sqrt() * self.basis.transform(noise))
+        return self.basis.inverse(_root(self.power.to(noise), "power") * self.basis.transform(noise))
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
         return sum_pixels(self.basis.transform(x).square() / self.power.to(x))
@@ -97,12 +97,17 @@ class Correlated:
     def __post_init__(self) -> None:
         _check_axes(self.variance, "variance")
         _check_axes(self.spectrum, "spectrum")
+        shapes = tuple(self.variance.shape), tuple(self.spectrum.shape)
+        if len(shapes[0]) != len(shapes[1]) or any(n != m and 1 not in (n, m) for n, m in zip(*shapes, strict=False)):
+            raise ValueError(
+                f"spectrum has shape {shapes[1]}, but variance has {shapes[0]}; pass (1, *D) or (B, *D) of the same *D"
+            )
 
     @property
     def over(self) -> tuple[int, ...]:
         """The shape that a mean must be broadcastable to."""
         pairs = zip(self.variance.shape, self.spectrum.shape, strict=True)
-        return tuple(max(sizes) for sizes in pairs)
+        return tuple(m if n == 1 else n for n, m in pairs)
 
     @cached_property
     def _scale(self) -> Tensor:
@@ -139,8 +144,8 @@ class Correlated:
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         """Multiply by S^1/2 B^T diag(spectrum)^1/2 B: with a flat spectrum, by the standard deviations."""
-        correlated = self.basis.inverse(self.spectrum.to(noise).sqrt() * self.basis.transform(noise))
-        return self._scale.to(noise).sqrt() * correlated
+        correlated = self.basis.inverse(_root(self.spectrum.to(noise), "spectrum") * self.basis.transform(noise))
+        return _root(self._scale.to(noise), "variance") * correlated
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
         whitened = self.basis.transform(x / self._scale.to(x).sqrt())
@@ -182,6 +187,13 @@ def _per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
     return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
 
 
+def _root(values: Tensor, name: str) -> Tensor:
+    """Square roots, to draw with; NaN stays, since a loop that draws finds it and says at which step it arose."""
+    if bool((values < 0).any()):
+        raise ValueError(f"{name} has negative entries, so that nothing can be drawn; clamp them at 0 first")
+    return values.sqrt()
+
+
 def _check_axes(values: Tensor, name: str) -> None:
-    if values.ndim < 2 or math.prod(values.shape) == 0:
+    if values.ndim < 2 or math.prod(values.shape[1:]) == 0:
         raise ValueError(f"{name} has shape {tuple(values.shape)}; pass (1, *D) for all samples or (B, *D)")

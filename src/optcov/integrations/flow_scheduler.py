@@ -18,8 +18,8 @@ from optcov.bundle import NumbersPerTime
 from optcov.bundle.numbers import IN_VELOCITY
 from optcov.covariances import Bounds
 from optcov.integrations.extending import extended
-from optcov.integrations.stepping import OptimalCovarianceSchedulerOutput, Stepper
-from optcov.schedule import Schedule
+from optcov.integrations.stepping import SHIFTS, SIGMAS, OptimalCovarianceSchedulerOutput, Stepper
+from optcov.schedule import Schedule, check_number
 
 # from_pretrained looks here for the mixin of a class
 __all__ = ["FlowMatchOptimalCovarianceScheduler", "SchedulerMixin"]
@@ -69,25 +69,35 @@ class FlowTimes:
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Build one from the config of a scheduler of flow matching; those of schedulers with betas are refused."""
-        if isinstance(config, Mapping) and "beta_schedule" in config and not config.get("use_flow_sigmas"):
-            raise ValueError(
-                f"{str(config.get('_class_name') or 'this configuration')[:80]} has betas, so its network is none of "
-                f"flow matching; take BridgeScheduler or OptimalCovarianceScheduler"
-            )
+        """Build one from the config of a scheduler of flow matching; those of other processes are refused."""
+        if isinstance(config, Mapping) and not config.get("use_flow_sigmas"):
+            name = str(config.get("_class_name") or "this configuration")[:80]
+            if {"beta_schedule", "beta_min"} & {*config}:
+                raise ValueError(
+                    f"{name} has betas, so its network is none of flow matching; take BridgeScheduler or "
+                    f"OptimalCovarianceScheduler"
+                )
+            if SIGMAS & {*config} and not SHIFTS & {*config}:
+                raise ValueError(
+                    f"{name} has the sigmas of a process that adds noise to a full signal, so its network is none of "
+                    f"flow matching; give the config of a scheduler such as FlowMatchEulerDiscreteScheduler"
+                )
         return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
 
 
 def place_of_step(scheduler: FlowMatchEulerDiscreteScheduler, timestep: float | Tensor, *, moves: bool) -> int:
     """Which step of a run this is. One that only asks for a log_prob may be any, and does not count as made."""
-    if moves:
-        if scheduler.step_index is None:
-            scheduler._init_step_index(timestep)
+    if moves and scheduler.step_index is None and scheduler.begin_index is not None:
+        scheduler._init_step_index(timestep)
+    if moves and scheduler.step_index is not None:
         return int(scheduler.step_index)
-    asked = torch.as_tensor(timestep, dtype=scheduler.timesteps.dtype, device=scheduler.timesteps.device)
+    asked = check_number("timestep", timestep)
     found = (scheduler.timesteps == asked).nonzero()
     if len(found) == 0:
-        raise ValueError(f"timestep {float(asked):g} is not one of this run's; call set_timesteps, then step at them")
+        raise ValueError(f"timestep {asked:g} is not one of this run's; call set_timesteps, then step at them")
+    if moves:
+        scheduler._init_step_index(timestep)
+        return int(scheduler.step_index)
     return int(found[0])
 
 

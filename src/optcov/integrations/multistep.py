@@ -20,11 +20,19 @@ from torch import Tensor
 
 from optcov.integrations.extending import extended
 from optcov.integrations.flow_scheduler import FlowTimes, place_of_step, refuse_churn, refuse_tokens
-from optcov.integrations.stepping import DiscreteTimes, RunNoise, check_draw, check_output, log_density, require_finite
+from optcov.integrations.stepping import (
+    DiscreteTimes,
+    RunNoise,
+    check_draw,
+    check_output,
+    log_density,
+    require_finite,
+    whole_timestep,
+)
 from optcov.prediction import Prediction, check_kind
-from optcov.schedule import Schedule
+from optcov.schedule import Schedule, is_whole
 from optcov.solvers import BridgeNoise, MatchedNoise, MultistepNoise, few_step_times
-from optcov.solvers.multistep import ETA
+from optcov.solvers.multistep import ETA, check_sides
 from optcov.trajectory import Trajectory
 
 # from_pretrained looks here for the mixin of a class
@@ -62,7 +70,7 @@ class MultistepRun:
     ) -> MultistepOutput:
         """Go from t to the time after it."""
         check_output(model_output, sample)
-        check_draw(prev_sample, sample)
+        check_draw(prev_sample, sample, variance_noise)
         if model_output.shape[1] < sample.shape[1]:
             raise ValueError(
                 f"the output has {model_output.shape[1]} channels for {sample.shape[1]}; pass the network's own"
@@ -111,12 +119,13 @@ class _Multistep(DiscreteTimes):
 
     def set_begin_index(self, begin_index: int = 0) -> None:
         """Begin the run at a later time, as pipelines do that start from an image."""
-        if not 0 <= begin_index < len(self.timesteps):
+        if not is_whole(begin_index) or not 0 <= begin_index < len(self.timesteps):
             raise ValueError(
-                f"begin_index = {begin_index} is not among the {len(self.timesteps)} timesteps of this run"
+                f"begin_index = {begin_index!r:.80} is not the number of one of this run's timesteps; pass a whole "
+                f"number from 0 to {len(self.timesteps) - 1}"
             )
         if self._run is not None:
-            self._run.first = begin_index
+            self._run.first = int(begin_index)
 
     def step(
         self,
@@ -137,7 +146,9 @@ class _Multistep(DiscreteTimes):
         """
         if self._run is None:
             raise ValueError("call set_timesteps before the first step")
-        made = self._run.step(model_output, int(timestep) + 1, sample, generator, variance_noise, prev_sample)
+        made = self._run.step(
+            model_output, whole_timestep(timestep) + 1, sample, generator, variance_noise, prev_sample
+        )
         return made if return_dict else (made.prev_sample, made.pred_original_sample)
 
     def _begin(
@@ -185,6 +196,7 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
     ):
         self._read_betas()
         BridgeNoise(self.schedule, Trajectory((num_train_timesteps,)), bridge_eta)  # refuses a wrong one
+        check_sides("bridge_image_shape", bridge_image_shape)
         self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
         self.num_inference_steps = None
         self._run = None

@@ -7,7 +7,6 @@ times of `trajectories` and the indices of the numbers per time are ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from diffusers import ConfigMixin, SchedulerMixin
@@ -17,7 +16,13 @@ from torch import Tensor
 
 from optcov.covariances import BothUnits, Bounds, PerTime
 from optcov.gaussian import per_sample
-from optcov.integrations.stepping import DiscreteTimes, OptimalCovarianceSchedulerOutput, Stepper, our_times
+from optcov.integrations.stepping import (
+    DiscreteTimes,
+    OptimalCovarianceSchedulerOutput,
+    Stepper,
+    our_times,
+    whole_timestep,
+)
 from optcov.sampling import LAST_STEPS
 from optcov.schedule import Schedule
 from optcov.trajectory import Trajectory
@@ -107,7 +112,7 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
         if (num_inference_steps is None) == (timesteps is None):
             raise ValueError("pass either num_inference_steps or timesteps, not both")
         if timesteps is not None:
-            trajectory = _trajectory_of([_whole(t) + 1 for t in reversed(list(timesteps))], self.schedule)
+            trajectory = _trajectory_of([whole_timestep(t) + 1 for t in reversed(list(timesteps))], self.schedule)
         else:
             assert num_inference_steps is not None
             trajectory = self._trajectory(num_inference_steps)
@@ -134,7 +139,7 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
         first sample of the run seeds the noise.
         eta and use_clipped_model_output are accepted because pipelines pass them, and ignored: the config decides.
         """
-        t = int(timestep) + 1
+        t = whole_timestep(timestep) + 1
         if t not in self._next_time:
             raise ValueError(f"timestep {t - 1} is not one of this run's; call set_timesteps, then step at them")
         made = self._stepper.step(
@@ -166,13 +171,6 @@ def _per_time(numbers: Sequence[float] | None, velocity: Sequence[float] | None)
         return None
     in_noise = torch.tensor(numbers, dtype=torch.float64)
     return in_noise if velocity is None else BothUnits(in_noise, torch.tensor(velocity, dtype=torch.float64))
-
-
-def _whole(timestep: Any) -> int:
-    value = float(timestep)
-    if not value.is_integer():
-        raise ValueError(f"timestep {value} is not a whole number; diffusers counts times 0..N-1")
-    return int(value)
 
 
 def _trajectory_of(times: Sequence[int], schedule: Schedule) -> Trajectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
@@ -19,7 +20,8 @@ from optcov.integrations import mailbox
 from optcov.prediction import PARAMETERISATIONS, Prediction
 from optcov.reverse import ReverseProcess
 from optcov.sampling import capped, variance_cap
-from optcov.schedule import Schedule, check_number, check_whole
+from optcov.schedule import Schedule, check_number, check_whole, is_whole
+from optcov.text_table import in_one_line
 from optcov.watch import not_finite
 
 SHIFTS = {"shift", "base_shift", "max_shift", "use_dynamic_shifting"}  # what schedulers of flow matching set
@@ -108,10 +110,24 @@ def _check_betas(config: Mapping[str, Any]) -> None:
         raise ValueError(f"there are {len(trained)} trained_betas, but num_train_timesteps = {steps}")
     if config["thresholding"]:
         raise ValueError("thresholding=True has no counterpart here; use clip_sample, or neither for latents")
-    if config["prediction_type"] not in PARAMETERISATIONS:
+    predicts, known = config["prediction_type"], [kind for kind in PARAMETERISATIONS if kind != "flow_prediction"]
+    if predicts == "flow_prediction":
         raise ValueError(
-            f"prediction_type = {config['prediction_type']!r} is not one of {', '.join(PARAMETERISATIONS)}"
+            "prediction_type = 'flow_prediction' is that of flow matching, which has no betas; take "
+            "FlowMatchBridgeScheduler or FlowMatchOptimalCovarianceScheduler"
         )
+    if predicts not in known:
+        raise ValueError(f"prediction_type = {predicts!r:.80} is not one of {', '.join(known)}; pass one of them")
+
+
+def whole_timestep(timestep: Any) -> int:
+    """One of diffusers' times as an int, or a ValueError."""
+    value = timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
+    if not is_whole(value):
+        raise ValueError(
+            f"timestep = {in_one_line(value)} is not a whole number; pass one of 0..N-1, as diffusers counts them"
+        )
+    return int(value)
 
 
 def our_times(timesteps: Tensor) -> Tensor:
@@ -176,7 +192,7 @@ class Stepper:
         if s == first_time:
             step = capped(step, self._variance_cap)
         log_prob = None
-        check_draw(prev_sample, sample)
+        check_draw(prev_sample, sample, noise)
         if self.draws and (s > 0 or self.config["last_step"] == "draw"):
             if prev_sample is None:
                 noise = self._drawing.draw(sample, model_output.dtype, generator) if noise is None else noise
@@ -193,6 +209,7 @@ class Stepper:
 
     def _prediction(self, model_output: Tensor, sample: Tensor, t: float) -> Prediction:
         """What the network says of the sample, in the precision to compute in."""
+        check_output(model_output, sample)
         kind, covariance, channels = self.config["prediction_type"], self.config["covariance"], sample.shape[1]
         head, link = find_covariance(covariance).head, self.config["link"]
         in_channels = head is not None and link is None
@@ -202,7 +219,6 @@ class Stepper:
                 f"covariance {covariance!r} needs an output of {taken[0]} channels, but the network returned "
                 f"{model_output.shape[1]}; {_CHANNEL_REMEDY if in_channels else 'use a network that fits'}"
             )
-        check_output(model_output, sample)
         # other outputs than noise become x_0 again in the step: in float64 without loss, however little signal is left
         exact = kind != "epsilon" and sample.device.type != "mps"
         dtype = torch.float64 if exact else torch.promote_types(sample.dtype, torch.float32)
@@ -245,16 +261,18 @@ def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
     with torch.set_grad_enabled(step.mean.requires_grad):
         off = x_s.detach().to(step.mean.dtype) - step.mean
         quadratic = step.covariance.inverse_quadratic(off)
-        size = off[0].numel()
+        size = math.prod(off.shape[1:])
         found = -0.5 * (quadratic + step.covariance.log_det(step.mean) + size * LOG_2_PI)
     return torch.where(not_finite(off), -torch.inf, torch.where(found.isnan(), torch.inf, found))
 
 
 def check_output(model_output: Tensor, sample: Tensor) -> None:
-    """Refuse what is no answer of a network to a batch of images."""
+    """Refuse what is no answer of a network to a batch of images, or holds NaN or infinity."""
     for name, value in (("model_output", model_output), ("sample", sample)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}; pass a tensor")
+        if value.ndim < 2:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}; pass a batch of images, (B, C, H, W)")
     if not sample.is_floating_point() or not model_output.is_floating_point():
         raise ValueError(f"sample and output are {sample.dtype} and {model_output.dtype}; pass floating point")
     if (len(model_output), *model_output.shape[2:]) != (len(sample), *sample.shape[2:]):
@@ -262,10 +280,14 @@ def check_output(model_output: Tensor, sample: Tensor) -> None:
             f"the network returned shape {tuple(model_output.shape)} for a sample of shape {tuple(sample.shape)}; "
             f"they may differ in their channels only"
         )
+    require_finite(model_output, "the network answered samples {} by")
 
 
-def check_draw(prev_sample: Tensor | None, sample: Tensor) -> None:
-    """Refuse an earlier draw that is none of this sample's."""
+def check_draw(prev_sample: Tensor | None, sample: Tensor, noise: Tensor | None = None) -> None:
+    """Refuse an earlier draw that is none of this sample's, and noise that is no tensor; its shape a draw checks."""
+    for name, value in (("prev_sample", prev_sample), ("variance_noise", noise)):
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{name} is a {type(value).__name__}; pass a tensor like the sample, or leave it out")
     if prev_sample is not None and prev_sample.shape != sample.shape:
         raise ValueError(
             f"prev_sample has shape {tuple(prev_sample.shape)}, but the sample {tuple(sample.shape)}; pass the draw "
@@ -282,12 +304,12 @@ def _no_network(x_t: Tensor, t: Any) -> NoReturn:
     raise AssertionError("in a pipeline the network has run before the scheduler steps")
 
 
-def require_finite(x_0: Tensor) -> None:
-    """Refuse images that hold NaN or infinity."""
-    bad = not_finite(x_0)
+def require_finite(values: Tensor, said: str = "samples {} ended as") -> None:
+    """Refuse values (B, *D) that hold NaN or infinity; said: what became of the samples whose numbers stand for {}."""
+    bad = not_finite(values)
     if bool(bad.any()):
         samples = bad.nonzero().flatten().tolist()
+        numbers = f"{samples[:10]}{' and others' if len(samples) > 10 else ''}"
         raise ValueError(
-            f"samples {samples[:10]}{' and others' if len(samples) > 10 else ''} ended as NaN or infinity; check the "
-            f"network's input scale, weights and precision"
+            f"{said.format(numbers)} NaN or infinity; check the network's input scale, weights and precision"
         )

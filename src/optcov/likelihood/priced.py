@@ -44,8 +44,9 @@ class PricedCovariances:
                     f"covariance {name!r} needs {kind.number} per time, which a sweep does not measure; "
                     f"score it by elbo"
                 )
-            spectrum = (spectra or {}).get(kind.spectrum or "")
-            covariance = None if measured else make_covariance((custom or {}).get(name, name), dict(numbers), spectrum)
+            given = (custom or {}).get(name, name)
+            spectrum = (spectra or {}).get(kind.spectrum or "") if isinstance(given, str) else None
+            covariance = None if measured else make_covariance(given, dict(numbers), spectrum)
             self.by_name[name] = None if covariance is None else covariance.bound_to(forward)
         if not self.by_name:
             raise ValueError(f"a sweep needs at least one covariance; choose from {', '.join(priced_names())}")

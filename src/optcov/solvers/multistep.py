@@ -27,7 +27,7 @@ from optcov.forward import ForwardProcess
 from optcov.gaussian import Gaussian, Isotropic, weighted_sum
 from optcov.prediction import Network, Prediction, check_condition
 from optcov.reverse import Step
-from optcov.schedule import Schedule, check_number, check_whole
+from optcov.schedule import Schedule, check_number, check_whole, is_whole
 from optcov.solvers.result import SolverResult, noise_source
 from optcov.trajectory import Trajectory, sigma_of
 from optcov.watch import FiniteWatch, not_finite
@@ -46,20 +46,33 @@ def last_sigma(steps: int, shape: Sequence[int] | None = None) -> float:
     standard deviation of about 0.3 n in an orthonormal basis: what is missing of it is an error that more steps do not
     lessen. So the ratio grows with the side and with the number of steps.
     """
+    check_sides("shape", shape)
     low, high = LAST_SIGMAS
     positions = math.inf if shape is None else math.prod(shape[1:] if len(shape) > 1 else shape)
     return min(max(BY_SIDE * math.sqrt(positions) * steps, low), high)
 
 
+def check_sides(name: str, shape: Any) -> None:
+    """Refuse what is no shape (*D) of data; None says nothing of it."""
+    sides = shape if isinstance(shape, Sequence) else ()
+    if shape is not None and not (sides and all(is_whole(n) and n > 0 for n in sides)):
+        raise ValueError(
+            f"{name} = {shape!r:.80} is not a list of positive whole numbers; pass (C, H, W), or None for large images"
+        )
+
+
 def few_step_times(schedule: Schedule, steps: int, shape: Sequence[int] | None = None) -> Trajectory:
     """Karras times between noise-to-signal ratios of 0.05 and `last_sigma`, as far as the schedule has them."""
-    if check_whole("steps", steps, 1) == 1:
+    last = last_sigma(check_whole("steps", steps, 1), shape)
+    if steps == 1:
         return Trajectory((schedule.final_time,))
+    if schedule.discrete and steps > schedule.grid_size:
+        raise ValueError(
+            f"steps = {steps} is more than this schedule has times; take at most {schedule.grid_size}, one for each"
+        )
     least, most = (sigma_of(schedule, t) for t in (schedule.first_time, schedule.last_time_with_signal))
-    last = last_sigma(steps, shape)
-    return Trajectory.karras(
-        schedule, steps, first_sigma=max(FIRST_SIGMA, least), last_sigma=last if most > last else None
-    )
+    first = FIRST_SIGMA if least < FIRST_SIGMA < most / 2 else None  # else all that the schedule has
+    return Trajectory.karras(schedule, steps, first_sigma=first, last_sigma=last if most > last else None)
 
 
 class MultistepNoise(Protocol):
