@@ -32,7 +32,7 @@ from optcov.networks.unet_config import (
     split_config,
 )
 
-NETWORKS = ("PaperUNet", *CALLS)  # classes that a bundle can hold
+NETWORKS = (*CALLS, "PaperUNet")  # classes that a bundle can hold
 UNET_CONFIG, UNET_WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 MAX_JSON_BYTES = 2**24
 

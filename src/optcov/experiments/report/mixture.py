@@ -56,9 +56,9 @@ def run_mixture(steps: int, count: int = 2000) -> Iterator[MixtureResult]:
         schedule = Schedule.vp_sde() if method.continuous else Schedule.linear()
         network, process = DATA.network(schedule), None
         if method.covariance is not None:
-            numbers = partial(mean_square_noise, schedule)
-            spectrum = Spectrum(partial(residual_powers, schedule, method.covariance))
-            options: dict[str, Any] = {"mean_square_noise": numbers, "spectrum": spectrum}
+            options: dict[str, Any] = {"mean_square_noise": partial(mean_square_noise, schedule)}
+            if find_covariance(method.covariance).spectrum is not None:
+                options["spectrum"] = Spectrum(partial(residual_powers, schedule, method.covariance))
             process = method.reverse_process(network, schedule, None, **options)
         drawn = draw(
             method,
