@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optcov.metrics import jackknife_error
+
 ROOT = Path(__file__).parents[2]
-CELLS = [json.loads(line) for line in (ROOT / "measurements/few-steps/fashion.jsonl").read_text().splitlines()]
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    """What a file of measurements holds."""
+    return [json.loads(line) for line in (ROOT / f"measurements/{name}.jsonl").read_text().splitlines()]
+
+
+def words(gap: float, error: float, digits: int = 3) -> str:
+    """A difference as the page says it."""
+    return f"{gap:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
+
+
+CELLS = lines("few-steps/fashion")
 BRIDGE = {cell["steps"]: cell for cell in CELLS if cell["row"] == "Bridge 2M"}
 PEERS = ("UniPC", "DPM-Solver++")
 KARRAS = "UniPC, Karras times"
@@ -36,14 +51,13 @@ def test_every_cell_stands_in_the_page():
 
 def test_every_difference_of_bridge_2m_stands_in_the_page():
     gaps = {(peer, K): gap for K, cell in BRIDGE.items() for peer, gap in cell["differences"].items()}
-    words = {place: f"{gap:+.3f} ± {error:.3f}".replace("-", "−") for place, (gap, error) in gaps.items()}
-    assert shown("Bridge 2M minus") == words
+    assert shown("Bridge 2M minus") == {place: words(*gap) for place, gap in gaps.items()}
 
 
 def test_without_noise_it_is_slightly_better_than_unipc_at_karras_times_in_ten_steps():
     (cell,) = (cell for cell in CELLS if cell["row"] == "Bridge 2M, eta near 0, first step at 160")
     gap, error = cell["differences"][KARRAS]
-    assert f"{gap:+.3f} ± {error:.3f}".replace("-", "−") in PAGE
+    assert words(gap, error) in PAGE
     assert gap < -2 * error
 
 
@@ -63,13 +77,58 @@ def test_bridge_2m_is_not_worse_than_peers_in_five_and_25_steps(peer, steps):
     assert gap < 2 * error
 
 
-def test_bridge_2m_is_better_than_all_peers_on_cifar10_in_ten_steps():
+CIFAR10 = {(cell["row"], cell["steps"]): cell for cell in lines("few-steps/cifar10")}
+
+
+def test_every_cell_of_cifar10_stands_in_the_page():
+    cells = {place: f"{c['limit']:.1f} ± {c['standard_error']:.1f}" for place, c in CIFAR10.items()}
+    assert shown("FD-lite0") == cells
+    assert {cell["samples"] for cell in CIFAR10.values()} == {2000}
+    differences = {
+        (peer, K): words(*gap, digits=1)
+        for (row, K), cell in CIFAR10.items()
+        if row == "Bridge 2M"
+        for peer, gap in cell["differences"].items()
+    }
+    assert shown("Bridge 2M on `cifar10` minus") == differences
+
+
+@pytest.mark.parametrize("steps", [5, 10])
+def test_bridge_2m_is_better_than_all_peers_on_cifar10_in_five_and_ten_steps(steps):
     """2,000 samples from the same noise; more than two paired standard errors."""
-    lines = (ROOT / "measurements/few-steps/cifar10.jsonl").read_text().splitlines()
-    cells = {cell["row"]: cell for cell in map(json.loads, lines)}
     for peer in (*PEERS, KARRAS):
-        gap, error = cells["Bridge 2M"]["differences"][peer]
+        gap, error = CIFAR10["Bridge 2M", steps]["differences"][peer]
         assert gap < -2 * error
-        number, less = f"{cells[peer]['limit']:.1f} ± {cells[peer]['standard_error']:.1f}", f"−{-gap:.1f} ± {error:.1f}"
-        assert f"| {peer} | {number} | {less} |" in PAGE
-    assert {cell["samples"] for cell in cells.values()} == {2000}
+
+
+def test_in_25_steps_on_cifar10_it_is_the_steps_at_low_noise_that_cost():
+    """The default is worse than UniPC; if the last step starts at more noise, no difference is left."""
+    gap, error = CIFAR10["Bridge 2M", 25]["differences"]["UniPC"]
+    assert gap > 5 * error
+    for cell in lines("causes/few-steps-cifar10"):
+        start = cell["row"].removeprefix("Bridge 2M, last step at ")
+        gaps = [words(*cell["differences"][peer], digits=1) for peer in PEERS]
+        assert f"| {start} | {gaps[0]} | {gaps[1]} |" in PAGE
+        assert cell["samples"] == 1000
+        if start == "0.15":
+            assert all(abs(gap) < 2 * error for gap, error in (cell["differences"][peer] for peer in PEERS))
+
+
+def test_noise_of_the_head_beside_bridge_2m_gains_nothing():
+    plain, *others = lines("causes/few-steps-head")
+    assert plain["row"] == "Bridge 2M"
+    for cell in others:
+        share = cell["row"].removeprefix("Bridge 2M, ").removesuffix(" of the head's noise")
+        pairs = zip(cell["replicates"], plain["replicates"], strict=True)
+        error = jackknife_error([[a - b for a, b in zip(*sides, strict=True)] for sides in pairs if sides[0]])
+        gap = cell["limit"] - plain["limit"]
+        number = f"{cell['limit']:.3f} ± {cell['standard_error']:.3f}"
+        assert f"| {share} | {number} | {words(gap, error)} |" in PAGE
+        assert gap > -2 * error
+
+
+def test_what_an_extrapolated_mean_lacks_stands_in_the_page():
+    steps = [line for line in lines("few-steps/fashion-lacking") if line["steps"] == 10]
+    shares = [f"{line['of gamma^2 v']:.2f}".replace("-", "−") for line in steps]
+    assert f"| as a share of gamma² v_t | {' | '.join(shares)} |" in PAGE
+    assert f"| t | {' | '.join(str(line['t']) for line in steps)} |" in PAGE

@@ -162,7 +162,7 @@ class _Multistep(DiscreteTimes):
 
 
 class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
-    """Sample by Bridge 2M in a pipeline of diffusers: five to 25 steps, nothing to fit.
+    """Sample by Bridge 2M in a pipeline of diffusers: five to ten steps, nothing to fit.
 
     The first arguments are diffusers' own, so that `BridgeScheduler.from_config(pipeline.scheduler.config)` works.
     clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. bridge_eta: the
