@@ -1,6 +1,6 @@
 """The two forms of SN side by side: the paper's linear head, whose difference is clamped, and the positive one.
 
-    python benchmarks/sn_forms.py [BUNDLE] [--data DATA] [--images 1024]
+    python benchmarks/sn_forms.py [BUNDLE] [--data DATA] [--images 1024] [--record FILE]
 
 Both are fitted in closed form on the same training images and looked at on the same held-out ones. Each line is a time:
 the share of pixels whose variance was negative and set to 0, and the mean of the variance, after that, over the mean
@@ -10,6 +10,8 @@ squared residual that it stands for (1 is right).
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 import torch
 
@@ -31,11 +33,13 @@ def fitted(network: HeadedNetwork, images: data.ImageSet, count: int, loss: str)
 
 
 @torch.no_grad()
-def looked_at(network: HeadedNetwork, x_0: torch.Tensor, t: float, stream: int) -> tuple[float, float]:
+def looked_at(
+    network: HeadedNetwork, x_0: torch.Tensor, condition: dict[str, torch.Tensor], t: float, stream: int
+) -> tuple[float, float]:
     """Share of variances below 0, and mean variance of x_0 over the mean square of x_0 - x0_hat."""
     process = ReverseProcess(network, ForwardProcess(network.schedule), "sn", data_range=None)
     x_t = process.forward.diffuse(x_0, t, batch_noise(0, range(len(x_0)), stream, x_0.shape[1:]))
-    posterior = process.posterior(x_t, t)
+    posterior = process.posterior(x_t, t, **condition)
     residual = (x_0 - posterior.mean).square().mean()
     return process.bounds.below / process.bounds.total, float(posterior.variance.mean() / residual)
 
@@ -47,16 +51,25 @@ def main() -> None:
     parser.add_argument("--data", default="data/fashion-mnist", help="images whose training part heads are fitted on")
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--held-out", type=int, default=96)
+    parser.add_argument("--record", type=Path, help="a file for lines of JSON")
     options = parser.parse_args()
-    network = bundle.load(options.bundle).network.with_only_heads()
+    model = bundle.load(options.bundle)
+    network = model.network.with_only_heads()
     train, test = (data.load(options.data, part) for part in ("train", "test"))
     forms = [fitted(network, train, options.images, loss) for loss in ("mse", "gamma")]
-    x_0 = test.x_0(torch.arange(options.held_out))
+    held_out = torch.arange(options.held_out)
+    x_0 = test.x_0(held_out)
+    told = {"class_labels": torch.as_tensor(test.labels)[held_out].long()} if model.classes else {}
     print("            linear, clamped          positive")
     print("    t     v < 0      v / r      v < 0      v / r")
+    lines = []
     for stream, t in enumerate(TIMES):
-        (below, ratio), (positive_below, positive_ratio) = (looked_at(form, x_0, t, stream) for form in forms)
+        (below, ratio), (positive_below, positive_ratio) = (looked_at(form, x_0, told, t, stream) for form in forms)
+        linear, positive = ({"below": b, "ratio": r} for b, r in ((below, ratio), (positive_below, positive_ratio)))
+        lines.append(json.dumps({"bundle": options.bundle, "t": t, "linear": linear, "positive": positive}))
         print(f"{t:5.2f}  {below:8.1%}  {ratio:9.3g}   {positive_below:8.1%}  {positive_ratio:9.3g}", flush=True)
+    if options.record:
+        options.record.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
