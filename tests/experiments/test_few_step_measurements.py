@@ -132,3 +132,10 @@ def test_what_an_extrapolated_mean_lacks_stands_in_the_page():
     shares = [f"{line['of gamma^2 v']:.2f}".replace("-", "−") for line in steps]
     assert f"| as a share of gamma² v_t | {' | '.join(shares)} |" in PAGE
     assert f"| t | {' | '.join(str(line['t']) for line in steps)} |" in PAGE
+
+
+def test_where_the_last_step_should_start_depends_on_the_network():
+    for line in lines("causes/few-steps-last"):
+        gap, error = line["last step at 0.15 less 0.05"]
+        assert words(gap, error, 1 if line["bundle"] == "cifar10" else 3) in PAGE
+        assert (gap < -2 * error) if line["bundle"] == "cifar10" else (gap > 2 * error)
