@@ -295,7 +295,7 @@ def _called(name: str, function: Map, batch: Tensor) -> Tensor:
     """What a function of the user's returns; what it raises is a ValueError that says with which batch."""
     try:
         return function(batch.clone())
-    except Exception as error:
+    except Exception as error:  # a function of the user's may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{name} failed on a batch {tuple(batch.shape)} of {batch.dtype}: {reason}; it must take any batch "
