@@ -49,7 +49,7 @@ from optcov.trajectory import Trajectory, sigma_of
 
 PEERS = ("UniPC", "DPM-Solver++")
 KARRAS = ("UniPC, Karras times", "DPM-Solver++, Karras times")  # diffusers' own
-COMPARED = (*PEERS, "UniPC, Karras times")  # what each row is compared with
+COMPARED = (*PEERS, "UniPC, Karras times")  # what each row is compared with, unless told otherwise
 TRAINING_IMAGES = 20_000
 CALIBRATION = 256  # start noises
 BATCH = 64
@@ -116,6 +116,34 @@ class HeadNoise:
         return {"eta": self.plain.eta, "share": self.share}
 
 
+@final
+@dataclass(frozen=True)
+class EtaBySigma:
+    """Bridge 2M with one eta for steps that start above a noise-to-signal ratio of 1, and another for those below."""
+
+    plain: BridgeNoise
+    above: float
+    below: float
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.plain.schedule
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.plain.trajectory
+
+    def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
+        eta = self.above if sigma_of(self.schedule, float(current.t)) > 1 else self.below
+        return replace(self.plain, eta=eta).step(current, s, previous)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        pass
+
+    def identity(self) -> dict[str, float]:
+        return {"above": self.above, "below": self.below}
+
+
 ROWS: dict[str, dict[str, Any]] = {
     "Bridge 2M": {"eta": 0.3, "matched": False},
     "Bridge 2M, eta near 0, first step at 160": {"eta": 1e-4, "matched": False, "times": largest_times},
@@ -131,6 +159,10 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     **{
         f"Bridge 2M, {share} of the head's noise": {"eta": 0.3, "matched": False, "head": share} for share in (0.1, 0.3)
+    },
+    **{
+        f"Bridge 2M, eta {above} above a ratio of 1, {below} below": {"etas": (max(above, 1e-4), max(below, 1e-4))}
+        for above, below in ((0.6, 0.0), (0.3, 0.0), (0.0, 0.3), (0.0, 0.6))
     },
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
@@ -148,6 +180,8 @@ def noise_of(bundle: Bundle, moments: DataMoments, K: int, row: dict[str, Any], 
         return from_file(*read_tensors(path), bundle.image_shape)[0]
     options = dict(row)
     trajectory = options.pop("times", default_times)(bundle, K)
+    if "etas" in options:
+        return EtaBySigma(BridgeNoise(bundle.schedule, trajectory), *options["etas"])
     if "head" in options:
         return HeadNoise(
             BridgeNoise(bundle.schedule, trajectory, options["eta"]),
@@ -206,7 +240,9 @@ def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
     return ours.limit - theirs.limit, error
 
 
-def measured(out: Path, reference: FeatureStatistics, K: int, classes: int) -> Iterator[dict[str, Any]]:
+def measured(
+    out: Path, reference: FeatureStatistics, K: int, classes: int, against: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """All cells of K steps; each is compared with others on as many samples as they have in common."""
 
     @cache  # a distance takes a minute in many features
@@ -215,22 +251,22 @@ def measured(out: Path, reference: FeatureStatistics, K: int, classes: int) -> I
         return measure_frechet(read_tensors(file)[0]["features"][rows], reference, mix=False)
 
     for name in (*PEERS, *KARRAS, *ROWS):
-        files = [path_of(out, n, K) for n in (name, *COMPARED)]
+        files = [path_of(out, n, K) for n in (name, *against)]
         if not all(file.exists() for file in files):
             continue
         count = min(len(read_tensors(file)[0]["features"]) for file in files)
         ours, *theirs = (distance(file, count) for file in files)
-        gaps = {peer: difference(ours, d) for peer, d in zip(COMPARED, theirs, strict=True) if peer != name}
+        gaps = {peer: difference(ours, d) for peer, d in zip(against, theirs, strict=True) if peer != name}
         size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
         yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}
 
 
-def table(cells: Iterable[dict[str, Any]]) -> str:
+def table(cells: Iterable[dict[str, Any]], against: Sequence[str]) -> str:
     """Cells as a table."""
-    lines = [f"| | samples | distance | {' | '.join(f'from {name}' for name in COMPARED)} |"]
-    lines.append("|---|---:|---:" + "|---:" * len(COMPARED) + "|")
+    lines = [f"| | samples | distance | {' | '.join(f'from {name}' for name in against)} |"]
+    lines.append("|---|---:|---:" + "|---:" * len(against) + "|")
     for cell in cells:
-        gaps = [_words(*cell["differences"][peer]) if peer in cell["differences"] else "" for peer in COMPARED]
+        gaps = [_words(*cell["differences"][peer]) if peer in cell["differences"] else "" for peer in against]
         number = f"{cell['limit']:.3f} ± {cell['standard_error']:.3f}"
         lines.append(f"| {cell['row']} | {cell['samples']:,} | {number} | {' | '.join(gaps)} |")
     return "\n".join(lines).replace("-0.", "−0.").replace("= -", "= −")
@@ -251,6 +287,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="number of the first image; others have other noise")
     parser.add_argument("--row", action="append", help="a row alone; all of them by default")
+    parser.add_argument("--against", action="append", help="a row to compare with; by default diffusers' solvers")
     parser.add_argument("--schedule", default="linear")
     parser.add_argument("--table", action="store_true", help="draw nothing")
     parser.add_argument("--record", type=Path, help="write all cells of the tables to this file, a line of JSON each")
@@ -264,9 +301,10 @@ def main() -> None:
                 fill(bundle, moments, name, K, options)
     extractor, classes = find_extractor(options.features), max(1, len(bundle.class_numbers))
     reference = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
-    cells = [list(measured(options.out, reference, K, classes)) for K in options.steps]
+    against = options.against or COMPARED
+    cells = [list(measured(options.out, reference, K, classes, against)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
-        print(f"\nK = {K}\n\n{table(found)}")
+        print(f"\nK = {K}\n\n{table(found, against)}")
     if options.record:
         options.record.write_text("".join(json.dumps(cell) + "\n" for found in cells for cell in found))
 
