@@ -16,10 +16,7 @@ from optcov.covariances import Covariance, find_covariance
 from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, METHODS
 
 GOOD = (0.8, 1.25)  # predicted / measured
-IMAGES = (
-    "it needs no head; on the embedded model fashion it drew better images in ten steps than the methods with a head "
-    "(docs/what-holds.md)"
-)
+IMAGES = "it is for few steps and needs no head (docs/few-steps.md)"
 HEADS = ("npr", "sn", "ocm")  # in the order in which they are tried; NPR is right for the mean that the network has
 
 
@@ -52,7 +49,8 @@ def recommendations(bundle: Bundle) -> dict[str, Recommendation]:
     # pixels that are correlated need fewer bits, see docs/covariances.md
     correlated = f"{best.name}_correlated" if best.name in HEADS else "spectral"
     scored = replace(best, name=correlated) if correlated in possible_covariances(bundle) else best
-    return {"images": Recommendation(DEFAULT_METHOD, IMAGES), "likelihood": scored, "uncertainty": best}
+    images = f"{IMAGES}; of the methods with a head, take {head_method(bundle)}" if bundle.heads else IMAGES
+    return {"images": Recommendation(DEFAULT_METHOD, images), "likelihood": scored, "uncertainty": best}
 
 
 def best_covariance(bundle: Bundle) -> Recommendation:
