@@ -1,0 +1,123 @@
+"""The tables of docs/restoration.md, made of the lines that benchmarks/restoration.py wrote.
+
+A line has the scores of a group of images, for one task and one method. DPS and DiffPIR were tried with several
+strengths on images that are not scored; those lines serve to find the strength, and do not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+OURS = ("NPR, guidance", "CNPR, guidance")
+BASELINES = ("DPS", "PiGDM")
+CHEAPEST = "NPR, proximal"
+LEVELS = {"cover50": 0.5, "cover90": 0.9}
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """Scores by task, method and name, each with one number per image: (images,), the same images for all."""
+
+    scores: Mapping[str, Mapping[str, Mapping[str, Tensor]]]
+    passes: Mapping[str, str]  # evaluations of the network + passes back, by method
+    time: Mapping[str, float]  # CPU time over that of the cheapest method, median over groups
+
+    @staticmethod
+    def of(path: Path) -> Comparison:
+        """From a file of lines."""
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        tuned = min((line["images"][0] for line in lines if _is_trial(line, lines)), default=2**62)
+        kept = sorted((line for line in lines if line["images"][0] < tuned), key=lambda line: line["images"][0])
+        methods = list(dict.fromkeys(line["method"] for line in kept))
+        scores: dict[str, dict[str, dict[str, Tensor]]] = {}
+        for line in kept:
+            own = scores.setdefault(line["task"], {name: {} for name in methods})[line["method"]]
+            for name in ("psnr", "perceptual", "cover50", "cover90", "crps", "residual"):
+                own[name] = torch.cat([own.get(name, torch.empty(0)), torch.tensor(line[name])]).double()
+        by_place = {(line["task"], line["images"][0], line["method"]): line for line in kept}
+        ratios: dict[str, list[float]] = {}
+        for (task, first, method), line in by_place.items():
+            ratios.setdefault(method, []).append(line["cpu_seconds"] / by_place[task, first, CHEAPEST]["cpu_seconds"])
+        passes = {line["method"]: f"{line['evaluations']} + {line['gradients']}" for line in kept}
+        return Comparison(scores, passes, {name: median(found) for name, found in ratios.items()})
+
+    @property
+    def methods(self) -> list[str]:
+        """In the order of the benchmark."""
+        return list(self.passes)
+
+    @property
+    def images(self) -> int:
+        """How many were scored."""
+        return min(len(own["psnr"]) for task in self.scores.values() for own in task.values())
+
+    def gain(self, task: str, ours: str, other: str) -> tuple[float, float]:
+        """How much higher the PSNR is, and its standard error, paired by image."""
+        difference = self.scores[task][ours]["psnr"] - self.scores[task][other]["psnr"]
+        return float(difference.mean()), float(difference.std() / len(difference) ** 0.5)
+
+    def nearer(self, task: str, ours: str, other: str, name: str = "cover90", draws: int = 2000) -> tuple[float, float]:
+        """How much nearer to its level the mean coverage is, and the error of that by a paired bootstrap."""
+        found = torch.stack([self.scores[task][method][name] for method in (other, ours)])
+        rows = torch.randint(found.shape[1], (draws, found.shape[1]), generator=torch.Generator().manual_seed(0))
+        miss = (found.mean(1) - LEVELS[name]).abs()
+        again = (found[:, rows].mean(2) - LEVELS[name]).abs()
+        return float(miss[0] - miss[1]), float((again[0] - again[1]).std())
+
+
+def _is_trial(line: Mapping[str, Any], lines: list[dict[str, Any]]) -> bool:
+    """Whether a strength was tried here: the same task, method and images stand in another line, too."""
+    place = [(other["task"], other["method"], other["images"]) for other in lines]
+    return place.count((line["task"], line["method"], line["images"])) > 1
+
+
+def tables(found: Comparison) -> dict[str, str]:
+    """All tables of a model, by name."""
+    return {
+        "PSNR": _by_task(found, lambda own: _mean(own["psnr"], 2), costs=True),
+        "coverage": _by_task(found, lambda own: f"{own['cover90'].mean():.3f} ({own['cover50'].mean():.3f})"),
+        "CRPS": _by_task(found, lambda own: _mean(own["crps"], 4)),
+        "perceptual": _by_task(found, lambda own: _mean(own["perceptual"], 3)),
+        "gains": _gains(found),
+    }
+
+
+def _by_task(found: Comparison, words: Callable[[Mapping[str, Tensor]], str], costs: bool = False) -> str:
+    header = ["method", *found.scores, *(("passes", "time") if costs else ())]
+    lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(header) - 1)]
+    for method in found.methods:
+        cells = [words(task[method]) for task in found.scores.values()]
+        cells += [found.passes[method], f"{found.time[method]:.1f}"] if costs else []
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _gains(found: Comparison) -> str:
+    """Our two covariances against both baselines: PSNR, and how much nearer to 90 % the coverage is."""
+    lines = [f"| | {' | '.join(found.scores)} |", "|---|" + "---:|" * len(found.scores)]
+    for ours in OURS:
+        for other in BASELINES:
+            gains = [_signed(*found.gain(task, ours, other), 2) for task in found.scores]
+            lines.append(f"| PSNR: {ours} minus {other} | {' | '.join(gains)} |")
+    for ours in OURS:
+        for other in BASELINES:
+            nearer = [_signed(*found.nearer(task, ours, other), 3) for task in found.scores]
+            lines.append(f"| nearer to 90 %: {ours} than {other} | {' | '.join(nearer)} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Tensor, digits: int) -> str:
+    return f"{values.mean():.{digits}f} ± {values.std() / len(values) ** 0.5:.{digits}f}"
+
+
+def _signed(mean: float, error: float, digits: int) -> str:
+    return f"{mean:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
