@@ -127,6 +127,19 @@ def test_noise_of_the_head_beside_bridge_2m_gains_nothing():
         assert gap > -2 * error
 
 
+def test_an_eta_for_high_and_one_for_low_noise_gain_nothing():
+    """1,000 samples of the same noise; no difference is beyond two paired standard errors."""
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for cell in lines("few-steps/fashion-eta"):
+        if cell["row"] != "Bridge 2M":
+            found.setdefault(cell["row"], {})[cell["steps"]] = cell["differences"]["Bridge 2M"]
+    assert len(found) == 4
+    for row, gaps in found.items():
+        above, below = row.removeprefix("Bridge 2M, eta ").removesuffix(" below").split(" above a ratio of 1, ")
+        assert f"| {above} | {below} | {words(*gaps[5])} | {words(*gaps[10])} |" in PAGE
+        assert all(gap > -2 * error for gap, error in gaps.values())
+
+
 def test_what_an_extrapolated_mean_lacks_stands_in_the_page():
     steps = [line for line in lines("few-steps/fashion-lacking") if line["steps"] == 10]
     shares = [f"{line['of gamma^2 v']:.2f}".replace("-", "−") for line in steps]
