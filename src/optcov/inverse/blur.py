@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.inverse.operators import Map, Operator, check_image
+from optcov.inverse.checks import Map, check_image
+from optcov.inverse.operators import Operator
 from optcov.schedule import check_number, is_whole
 
 BORDERS = ("periodic", "zero")

@@ -12,9 +12,10 @@ from torch import Tensor
 from optcov.bundle import Bundle
 from optcov.covariances import Covariance, find_covariance
 from optcov.forward import ForwardProcess
+from optcov.inverse.checks import RANGE_TOLERANCE, check_adjoint
 from optcov.inverse.conditioning import Solver
 from optcov.inverse.guides import DPS, WAYS, ByPosterior, DiffPIR, Draws, Guide, PiGDM, UnitPrior
-from optcov.inverse.operators import RANGE_TOLERANCE, Operator, check_adjoint
+from optcov.inverse.operators import Operator
 from optcov.inverse.restoration import Restoration
 from optcov.methods import METHODS, Method
 from optcov.noise import NoiseSource
