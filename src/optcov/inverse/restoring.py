@@ -92,7 +92,7 @@ def restore(
     for _ in track(work, len(chunks) * len(times), f"restoring by {title}", show=progress):
         pass
     found = torch.cat(drawn).reshape(len(batch), samples, *operator.shape)
-    residual = _residual(operator, found, batch.to(found))
+    residual = residual_of(operator, found, batch.to(found))
     if guide.unsolved:
         warnings.warn(
             f"conjugate gradients did not reach the tolerance {tolerance:g} in {iterations} iterations for "
@@ -227,7 +227,7 @@ def _all_steps(
         drawn.append((x if bounds is None else x.clamp(*bounds)).cpu())
 
 
-def _residual(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
+def residual_of(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
     """Root mean square of y - A x over what is measured, (B, S)."""
     seen = operator.seen.to(samples)
     left = y.unsqueeze(1) - operator.apply(samples.flatten(0, 1)).reshape(*samples.shape[:2], *y.shape[1:])
