@@ -23,6 +23,8 @@ from optcov.inverse.checks import (
     check_image,
     check_shape,
     distance_to_range,
+    is_plain,
+    kind_of,
     relative_size,
 )
 from optcov.schedule import check_number, check_whole, is_whole
@@ -104,13 +106,13 @@ class Mask(Operator):
     name = "mask"
 
     def __init__(self, mask: Tensor, shape: Sequence[int] | None = None):
-        if not isinstance(mask, Tensor):
-            raise ValueError(f"mask is a {type(mask).__name__}, not a torch tensor; convert it by torch.as_tensor")
+        if not is_plain(mask):
+            raise ValueError(f"mask is {kind_of(mask)}, not a dense torch tensor; convert it, by torch.as_tensor say")
         self.shape = self.measurement_shape = check_shape(mask.shape if shape is None else shape)
         if mask.is_complex():
             raise ValueError("a mask holds zeros (hidden) and ones (seen) only; compare with a threshold first")
         try:
-            full = mask.double().expand(self.shape).clone()
+            full = mask.detach().double().expand(self.shape).clone()
         except RuntimeError as error:
             raise ValueError(
                 f"a mask of shape {tuple(mask.shape)} does not fit images of shape {self.shape}; "
@@ -175,7 +177,7 @@ class Average(Operator):
         self.shape = check_image(shape)
         if not is_whole(factor) or factor < 1 or self.shape[-1] % factor or self.shape[-2] % factor:
             raise ValueError(
-                f"factor = {factor} does not divide images of {self.shape[-2]} x {self.shape[-1]} pixels; "
+                f"factor = {factor!r} does not divide images of {self.shape[-2]} x {self.shape[-1]} pixels; "
                 f"choose a whole number that does"
             )
         self.factor = factor = int(factor)
@@ -201,15 +203,15 @@ class Linear(Operator):
     def __init__(self, apply: Map, adjoint: Map, shape: Sequence[int], name: str = "linear map"):
         if not callable(apply) or not callable(adjoint):
             raise ValueError("apply and adjoint must be functions of a batch; pass A x and A^T y")
+        if not isinstance(name, str):
+            raise ValueError(f"name = {name!r:.80} is not a text; pass one such as 'linear map'")
         self.shape, self.name = check_shape(shape), name
         self._apply, self._adjoint = apply, adjoint
         x = torch.randn(2, *self.shape, generator=torch.Generator().manual_seed(0))
         seen = called("apply", apply, x)
-        if not isinstance(seen, Tensor) or seen.ndim < 2 or len(seen) != 2:
-            found = f"shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else f"a {type(seen).__name__}"
-            raise ValueError(f"apply returned {found} for a batch of 2 images; it must return a tensor (2, *M)")
-        if not bool(seen.any()) or not bool(seen.isfinite().all()):
-            raise ValueError("apply gives nothing but 0, or no finite numbers; pass a map that measures something")
+        if seen.ndim < 2 or len(seen) != 2:
+            found = tuple(seen.shape)
+            raise ValueError(f"apply returned shape {found} for a batch of 2 images; it must return a tensor (2, *M)")
         self.measurement_shape = tuple(seen.shape[1:])
         check_adjoint(self)
 
