@@ -22,7 +22,8 @@ from optcov import Trajectory
 from optcov.bundle import Bundle
 from optcov.integrations.azula import BundleDenoiser
 from optcov.inverse import Operator, Restoration
-from optcov.inverse.restoring import MOST, residual_of
+from optcov.inverse.arguments import MOST
+from optcov.inverse.restoring import residual_of
 from optcov.noise import NoiseSource
 
 
