@@ -1,17 +1,20 @@
 """Compare ways to restore images: python benchmarks/restoration.py measurements/restoration/fashion.jsonl.
 
 Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. The file gets
-one line per task, method and group of images, so that a stopped run goes on. DPS and DiffPIR are tuned: the best of a
-few strengths, by PSNR on images that are not scored. The coverage of a mask is that of its hidden pixels. Prints the
-tables of docs/restoration.md; --table prints those of the groups that all methods have.
+one line per task, method and group of images, so that a stopped run goes on. DPS, DiffPIR and MMPS are tuned: the best
+of a few strengths, by PSNR on images that are not scored; the strength of MMPS is the iterations of its solver. The
+coverage of a mask is that of its hidden pixels. Prints the tables of docs/restoration.md; --table prints those of the
+groups that all methods have. MMPS is azula's, and optional: it comes last, and has a row once it has these groups, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,12 +25,13 @@ from torch import Tensor
 from optcov import data
 from optcov.bundle import Bundle, load, test_images
 from optcov.data import ImageSet, to_8bit
-from optcov.inverse import Average, Blur, Mask, Operator, restore
+from optcov.inverse import Average, Blur, Mask, Operator, Restoration, restore
 from optcov.inverse.scores import coverage, crps, psnr
 from optcov.metrics.extractors import Extractor, find_extractor
 
 NOISE_STD = 0.05
-STRENGTHS = {"DPS": (1.0, 3.0, 10.0, 30.0), "DiffPIR": (1.0, 10.0, 100.0)}
+MMPS = "MMPS, azula"
+STRENGTHS = {"DPS": (1.0, 3.0, 10.0, 30.0), "DiffPIR": (1.0, 10.0, 100.0), MMPS: (1.0, 3.0, 5.0)}
 METHODS: dict[str, dict[str, Any]] = {
     "CNPR, guidance": {"method": "CNPR-DDPM", "way": "guidance"},
     "NPR, guidance": {"method": "NPR-DDPM", "way": "guidance"},
@@ -36,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "CNPR, proximal": {"method": "CNPR-DDPM", "way": "proximal"},
     "NPR, proximal": {"method": "NPR-DDPM", "way": "proximal"},
     "DiffPIR": {"method": "DiffPIR"},
+    MMPS: {},
 }
 SCORES = ("psnr", "perceptual", "cover50", "cover90", "crps")
 BASELINES = ("DPS", "PiGDM")
@@ -75,22 +80,42 @@ class Comparison:
         self._extractor = find_extractor("fashion" if options.bundle == "fashion" else "lite0")
         self._unit = spread(self._extractor, self.images)
         self._lines = [json.loads(line) for line in _text(options.out).splitlines()]
+        self._chosen = chosen(options)
+
+    def run(self) -> None:
+        """Restore what is missing of the chosen rows.
+
+        Group by group, so that a stopped run has compared all methods; MMPS last, so that none waits for it.
+        """
+        for names in (self._chosen - {MMPS}, self._chosen & {MMPS}):
+            for numbers in self._groups():
+                self._group(numbers, names)
 
     def scored(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Task, method and line of every group; what is missing is restored, unless a table alone is asked for.
+        """Task, method and line of the groups that all methods have; MMPS is left out unless it has all of them."""
+        groups = [self._group(numbers, set(METHODS)) for numbers in self._groups()]
+        whole = [group for group in groups if all(line for _, name, line in group if name != MMPS)]
+        ready = sum(all(line for _, name, line in group if name == MMPS) for group in whole)
+        if ready < len(whole):
+            note(f"{MMPS} has {ready} of {len(whole)} groups, so that it gets no row; restore it by --only {MMPS!r}")
+        for task, name, line in (entry for group in whole for entry in group):
+            if line and (name != MMPS or ready == len(whole)):
+                yield task, name, line
 
-        Group by group, so that a stopped run has compared all methods.
-        """
+    def _groups(self) -> list[range]:
+        """The numbers of the images of each group."""
         told = self.options
         end = told.first + told.images
-        for first in range(told.first, end, told.group):
-            numbers = range(first, min(first + told.group, end))
-            found = [
-                (task, name, self._line(task, name, numbers, strength=self._strength(task, name)))
-                for task in self.operators
-                for name in METHODS
-            ]
-            yield from ((task, name, line) for task, name, line in found if all(line for *_, line in found) and line)
+        return [range(first, min(first + told.group, end)) for first in range(told.first, end, told.group)]
+
+    def _group(self, numbers: range, names: Set[str]) -> list[tuple[str, str, dict[str, Any] | None]]:
+        """Task, method and line, found or restored; without a line what is missing and not to be restored."""
+        return [
+            (task, name, self._line(task, name, numbers, strength=self._strength(task, name)))
+            for task in self.operators
+            for name in METHODS
+            if name in names
+        ]
 
     def _strength(self, task: str, name: str) -> float | None:
         """The best on images that are not scored, for methods that have one."""
@@ -108,21 +133,22 @@ class Comparison:
         for line in self._lines:
             if all(line[part] == value for part, value in key.items()):
                 return line
-        if told.table:
+        if name not in self._chosen:
             return None
-        line = key | self._restored(task, METHODS[name] | ({} if strength is None else {"strength": strength}), numbers)
+        line = key | self._restored(task, name, numbers, {} if strength is None else {"strength": strength})
         self._lines.append(line)
         told.out.parent.mkdir(parents=True, exist_ok=True)
         with told.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         return line
 
-    def _restored(self, task: str, method: Mapping[str, Any], numbers: range) -> dict[str, Any]:
+    def _restored(self, task: str, name: str, numbers: range, tuned: Mapping[str, Any]) -> dict[str, Any]:
         operator, truth, told = self.operators[task], self.images[numbers.start : numbers.stop], self.options
         y = measured(operator, truth, numbers.start)
         options: dict[str, Any] = {"steps": told.steps, "samples": told.samples, "batch_size": told.batch_size}
+        way = by_mmps() if name == MMPS else restore
         began = time.process_time()
-        found = restore(self.model, y, operator, NOISE_STD, seed=numbers.start, **options, **method)
+        found = way(self.model, y, operator, NOISE_STD, seed=numbers.start, **options, **METHODS[name], **tuned)
         seconds = time.process_time() - began
         drawn, known = to_8bit(found.samples), to_8bit(truth)  # the truth is no finer
         hidden = 1 - operator.mask if isinstance(operator, Mask) else torch.ones_like(truth[0])
@@ -135,8 +161,35 @@ class Comparison:
             "residual": found.residual.square().mean(1).sqrt(),
         }
         rounded = {name: [round(float(value), 5) for value in values] for name, values in scores.items()}
-        passes = {"evaluations": found.evaluations, "gradients": found.gradients, "unsolved": found.unsolved}
+        passes = {"evaluations": found.evaluations, "gradients": found.gradients}
+        passes["unsolved"] = None if math.isnan(found.unsolved) else found.unsolved
         return rounded | passes | {"cpu_seconds": round(seconds, 2)}
+
+
+def by_mmps() -> Callable[..., Restoration]:
+    """The function that restores by MMPS; a ModuleNotFoundError if azula, or what it needs, is not installed."""
+    from restoration_mmps import restore_by_mmps
+
+    return restore_by_mmps
+
+
+def chosen(options: argparse.Namespace) -> set[str]:
+    """The rows to restore."""
+    if options.table:
+        return set()
+    names = set(options.only or METHODS)
+    if MMPS in names:
+        try:
+            by_mmps()
+        except ModuleNotFoundError as error:
+            note(f"{MMPS} is not restored: there is no module {error.name}; docs/install.md says how to install azula")
+            names.remove(MMPS)
+    return names
+
+
+def note(sentence: str) -> None:
+    """Say something that is no part of the tables."""
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def mean_over(values: Tensor, weights: Tensor) -> Tensor:
@@ -213,6 +266,17 @@ def held_out(options: argparse.Namespace) -> Tensor:
     return images[:wanted]
 
 
+def together(lines: list[dict[str, Any]]) -> Scored:
+    """The scores of all groups of a row."""
+    return {key: torch.tensor([value for line in lines for value in line[key]]).double() for key in SCORES}
+
+
+def cost(lines: list[dict[str, Any]], cheapest: list[dict[str, Any]]) -> str:
+    """Evaluations and passes back of a sample, and CPU time as a ratio to the cheapest row."""
+    ratio = median(line["cpu_seconds"] / least["cpu_seconds"] for line, least in zip(lines, cheapest, strict=True))
+    return f"{lines[0]['evaluations']} + {lines[0]['gradients']}, {ratio:.1f}"
+
+
 def main() -> None:
     """Run what is missing, and print all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -226,22 +290,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--group", type=int, default=8, help="images in a line")
     parser.add_argument("--batch-size", type=int, default=36)
+    parser.add_argument("--only", action="append", choices=METHODS, metavar="ROW", help="restore this row; repeatable")
     parser.add_argument("--table", action="store_true", help="restore nothing")
-    found: dict[str, dict[str, Scored]] = {}
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for task, name, line in Comparison(parser.parse_args()).scored():
-        rows = found.setdefault(task, {}).setdefault(name, {})
-        lines.setdefault(name, []).append(line)
-        for key in SCORES:
-            rows[key] = torch.cat([rows.get(key, torch.empty(0)), torch.tensor(line[key])]).double()
-    cheapest = [line["cpu_seconds"] for line in lines.get("NPR, proximal", [])]
-    costs = {}
-    for name, own in lines.items():
-        ratio = median(line["cpu_seconds"] / least for line, least in zip(own, cheapest, strict=True))
-        costs[name] = f"{own[0]['evaluations']} + {own[0]['gradients']}, {ratio:.1f}"
-    for task, rows in found.items():
-        print(f"\n### {task}: {len(next(iter(rows.values()))['psnr'])} images\n")
-        print_table(rows, costs)
+    comparison = Comparison(parser.parse_args())
+    comparison.run()
+    lines: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for task, name, line in comparison.scored():
+        lines.setdefault(task, {}).setdefault(name, []).append(line)
+    for task, rows in lines.items():
+        found = {name: together(own) for name, own in rows.items()}
+        print(f"\n### {task}: {len(next(iter(found.values()))['psnr'])} images\n")
+        print_table(found, {name: cost(own, rows["NPR, proximal"]) for name, own in rows.items()})
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ The level: with the exact covariance each statistic below would be exceeded by c
 
 from __future__ import annotations
 
-import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, oracle
@@ -125,54 +125,39 @@ def test_a_wrong_covariance_is_noticed():
         assert_exact(found, y, 0.3)
 
 
-MIXTURE = oracle.GaussianMixture(
-    [0.3, 0.4, 0.3], [[-1.5, 0.5], [0.5, 1.0], [1.0, -1.2]], [[[0.2, 0.1], [0.1, 0.3]]] * 3
+ON_A_MIXTURE = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "restoration_mixture.py"))
+MIXTURE, A, OPERATOR, NOISE_STD, posterior, wasserstein = (
+    ON_A_MIXTURE[name] for name in ("MIXTURE", "A", "OPERATOR", "NOISE_STD", "posterior", "wasserstein")
 )
 
 
-def posterior_of_mixture(A: Tensor, y: Tensor, noise_std: float) -> oracle.GaussianMixture:
-    """A mixture given a linear measurement is a mixture: each component conditioned, weighted by how likely y is."""
-    S = MIXTURE.covariances[0]
-    inner = A @ S @ A.T + noise_std**2 * torch.eye(len(A), dtype=torch.float64)
-    gain = S @ A.T @ torch.linalg.inv(inner)
-    left = y - MIXTURE.means @ A.T
-    log_weights = MIXTURE.weights.log() - 0.5 * (left @ torch.linalg.inv(inner) * left).sum(1)
-    covariance = S - gain @ A @ S
-    return oracle.GaussianMixture(log_weights.softmax(0), MIXTURE.means + left @ gain.T, covariance.expand(3, 2, 2))
-
-
-def by_matrix(matrix):
-    return Linear(lambda x: x @ matrix.to(x).mT, lambda y: y @ matrix.to(y), (matrix.shape[1],), "matrix")
-
-
-def wasserstein(first, second):
-    """The 2-Wasserstein distance of two sets of points (n, d) of equal size, exactly, by the best assignment."""
-    cost = torch.cdist(first.double(), second.double()).square().numpy()
-    return math.sqrt(float(cost[linear_sum_assignment(cost)].mean()))
+def on_a_mixture() -> ReverseProcess:
+    prior: ReverseProcess = ON_A_MIXTURE["process"]("npr_full")
+    return prior
 
 
 def test_coverage_on_a_mixture_is_within_three_points_of_90_percent():
     """40 steps of the exact covariance: Gaussian steps for a posterior that is none."""
-    A, noise_std, count = torch.tensor([[1.0, 0.4]], dtype=torch.float64), 0.4, 300
+    count = 300
     truth = MIXTURE.sample(count, seed=3)
     noise = torch.randn(count, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    y = truth @ A.T + noise_std * noise
-    prior = ReverseProcess(MIXTURE.network(SCHEDULE), ForwardProcess(SCHEDULE), "npr_full", data_range=None)
-    found = restore(prior, y, by_matrix(A), noise_std, steps=40, samples=19, batch_size=count * 19)
+    y = truth @ A.T + NOISE_STD * noise
+    found = restore(on_a_mixture(), y, OPERATOR, NOISE_STD, steps=40, samples=19, batch_size=count * 19)
     # 600 answers of 300 points: one standard error is 1.2 to 1.7 points
     assert abs(float(coverage(found.samples, truth, 0.9).mean()) - 0.9) < 0.03
     assert abs(float(coverage(found.samples, truth, 0.5).mean()) - 0.5) < 0.05
 
 
 def test_without_gradients_the_full_covariance_is_nearer_to_the_exact_posterior_than_its_diagonal():
-    A, y, noise_std, count = torch.tensor([[1.0, 0.4]], dtype=torch.float64), torch.tensor([-1.0]).double(), 0.4, 200
-    prior = ReverseProcess(MIXTURE.network(SCHEDULE), ForwardProcess(SCHEDULE), "npr_full", data_range=None)
-    exact = posterior_of_mixture(A, y, noise_std).sample(count, seed=1)
-    by_chance = wasserstein(exact, posterior_of_mixture(A, y, noise_std).sample(count, seed=2))
+    y, count = torch.tensor([-1.0], dtype=torch.float64), 200
+    exact, others = (posterior(y).sample(count, seed=seed) for seed in (1, 2))
+    by_chance = wasserstein(exact, others)
 
     def distance(method: str) -> float:
-        operator, options = by_matrix(A), {"steps": 20, "samples": count, "way": "proximal"}
-        return wasserstein(restore(prior, y, operator, noise_std, method=method, **options).samples, exact)
+        options = {"steps": 20, "samples": count, "way": "proximal"}
+        return float(
+            wasserstein(restore(on_a_mixture(), y, OPERATOR, NOISE_STD, method=method, **options).samples, exact)
+        )
 
     assert distance("npr_full") < 1.6 * by_chance  # a Gaussian posterior of x_0 is not exact here, so not 1
     assert distance("npr") > 1.4 * distance("npr_full")

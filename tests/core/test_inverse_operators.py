@@ -137,11 +137,24 @@ def test_a_sample_is_solved_alike_in_every_batch():
             r"apply failed on a batch \(3, 5\)",
         ),
         (lambda: Linear(lambda x: x - x.mean(0), lambda y: y - y.mean(0), (5,)), "apply is not linear"),
-        (lambda: Blur.gaussian(IMAGE, 1.0, 10**9 + 1), "size = 1000000001 is not an odd number of pixels up to 6"),
+        (lambda: Blur.gaussian(IMAGE, 1.0, 10**9 + 1), "size = 1000000001 is not an odd .* from 1 to 5"),
         (lambda: Blur(IMAGE, torch.full((3, 3), 1e30)), "numbers up to 1e\\+06"),
-        (lambda: Blur(IMAGE, [1.0]), "got list; convert it"),
+        (lambda: Blur(IMAGE, [1.0]), "got a list; convert it"),
         (lambda: Linear(lambda x: 0 * x, lambda y: 0 * y, (5,)), "nothing but 0"),
         (lambda: Linear(lambda x: x[:, :0], lambda y: torch.zeros(len(y), 5), (5,)), "nothing but 0"),
+        (lambda: Linear(lambda x: x.mul_(2), lambda y: 2 * y, (5,)), "apply changes the batch that it is given"),
+        (lambda: Linear(lambda x: x > 0, lambda y: y, (5,)), "apply returned torch.bool .* dense tensor of real"),
+        (lambda: Linear(torch.fft.fft, lambda y: torch.fft.ifft(y).real, (5,)), "apply returned torch.complex64"),
+        (lambda: Linear(lambda x: x.to("meta"), lambda y: y, (5,)), "apply returned a tensor without values"),
+        (lambda: Linear(lambda x: x / 0, lambda y: y, (5,)), "apply gives NaN or infinity"),
+        (lambda: Linear(lambda x: x, lambda y: y * float("nan"), (5,)), "adjoint gives NaN or infinity"),
+        (lambda: Linear(lambda x: x, lambda y: y, (5,), 3), "name = 3 is not a text"),
+        (lambda: Mask(torch.eye(6).to_sparse(), IMAGE), "mask is a sparse tensor, not a dense"),
+        (lambda: Mask(torch.ones(6, 6, device="meta"), IMAGE), "mask is a tensor without values"),
+        (lambda: Blur(IMAGE, torch.eye(3).to_sparse()), "got a sparse tensor"),
+        (lambda: Blur(IMAGE, torch.ones(3, device="meta")), "got a tensor without values"),
+        (lambda: Blur.gaussian((1, 4, 8), 1.0, 5), "size = 5 is not an odd number of pixels; pass one from 1 to 3"),
+        (lambda: Average(IMAGE, "2"), "factor = '2' does not divide"),
     ],
 )
 def test_what_is_no_operator_is_refused_in_a_sentence(make, said):
@@ -153,6 +166,17 @@ def test_a_map_by_a_matrix_in_single_precision_is_checked_without_noise():
     matrix = torch.ones(5, 2) / 2
     linear = Linear(lambda x: x @ matrix, lambda y: y @ matrix.T, (5,))
     assert linear.outside_range(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist() == pytest.approx([0, 1], abs=1e-4)
+
+
+def test_a_measurement_is_looked_at_on_its_own_device():
+    """Not on the one where torch makes new tensors."""
+    y, blur = noise(1, *IMAGE), Blur(IMAGE, KERNEL)
+    with torch.device("meta"):
+        assert float(blur.outside_range(y)) < 1e-3
+
+
+def test_a_mask_that_was_computed_with_gradients_is_one_without():
+    assert not Mask(torch.ones(6, 6, requires_grad=True), IMAGE).mask.requires_grad
 
 
 def test_a_factor_may_be_a_whole_float():

@@ -90,6 +90,7 @@ def test_options_are_combined_as_blur_then_size_then_mask():
         (("whole.png", "--simulate", "--truth", "whole.png"), "leave it out"),
         (("whole.png", "--batch-size", 0), "--batch-size = 0 is not a positive whole number"),
         (("whole.png", "--out", ""), "--out is empty"),
+        (("whole.png", "--simulate", "--noise", "1e6"), "the measurement has values beyond"),
         (("whole.png", "--out", "whole.png"), "cannot write"),
     ],
     ids=str,
@@ -102,6 +103,13 @@ def test_bad_options_are_refused_in_one_sentence(place: Path, monkeypatch, capsy
     assert len(answer.err.strip().splitlines()) == 1  # nothing is announced first
     assert "Traceback" not in answer.err
     assert len(answer.err.strip().splitlines()) == 1
+
+
+def test_too_many_samples_are_refused_before_work_is_announced(place: Path, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    answer = CommandLine(capsys)("restore", "small", "whole.png", "--steps", 2, "--samples", 10**6)
+    assert answer.code == 2
+    assert answer.err.startswith("error: 1000000 samples")
 
 
 def test_the_first_screen_of_help_has_ten_options_at_most():

@@ -58,7 +58,8 @@ def test_a_deterministic_sampler_takes_our_own_steps():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch, called by azula
 def test_guidance_of_azula_takes_its_gradient():
     denoiser = BundleDenoiser(small_bundle(Schedule.vp_sde()))
-    guided = MMPSDenoiser(denoiser, torch.zeros(2, *SHAPE), lambda x: x, IsotropicCovariance(torch.tensor(0.01)))
+    seen, noise = torch.zeros(2, 64), IsotropicCovariance(torch.tensor(0.01))
+    guided = MMPSDenoiser(denoiser, seen, lambda x: x.flatten(1), noise)  # its solvers see a system in the last axis
     plain, pulled = denoiser(noisy(), torch.tensor(0.3)).mean, guided(noisy(), torch.tensor(0.3)).mean
     assert float(pulled.square().sum()) < float(plain.square().sum())
 

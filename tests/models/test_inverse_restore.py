@@ -205,6 +205,23 @@ class WrongAdjoint(Operator):
         return 3 * y
 
 
+class Shapeless(Operator):
+    """Does not say what it takes."""
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def adjoint(self, y: torch.Tensor) -> torch.Tensor:
+        return y
+
+
+class Listed(Shapeless):
+    """Says it by lists."""
+
+    def __init__(self) -> None:
+        self.shape = self.measurement_shape = list(SHAPE)  # type: ignore[assignment]
+
+
 COLUMN = torch.ones(8, 1) / 8  # of single precision
 SINGLE = Linear(lambda x: (x @ COLUMN)[:, 0, :, 0], lambda y: y[:, None, :, None] @ COLUMN.T, SHAPE)
 BAD = [
@@ -238,6 +255,15 @@ BAD = [
     ({"iterations": 1.5}, "iterations = 1.5"),
     ({"tolerance": None}, "tolerance = None"),
     ({"method": "DPS", "strength": float("inf")}, "strength = inf"),
+    ({"noise_std": 10**400}, "noise_std = 1000* is not a number"),
+    ({"noise_std": torch.tensor(0.1, device="meta")}, "noise_std = .* is not a number"),
+    ({"measurement": torch.zeros(SHAPE).to_sparse()}, "the measurement is a sparse tensor; pass a dense tensor"),
+    ({"measurement": torch.zeros(SHAPE, device="meta")}, "the measurement is a tensor without values"),
+    ({"measurement": torch.zeros(SHAPE, dtype=torch.int32)}, "the measurement is torch.int32"),
+    ({"measurement": torch.zeros(SHAPE).to(torch.float8_e5m2)}, "the measurement is torch.float8_e5m2"),
+    ({"operator": Shapeless()}, r"the operator's shape = \(\) has no axis"),
+    ({"operator": Mask.box(SHAPE, 0, 0, 4, 8) @ Mask.box(SHAPE, 4, 0, 4, 8)}, "nothing but 0"),
+    ({"samples": 10**6}, "1000000 samples of 1 measurements are too many"),
     ({"steps": 10**9}, "outside 2..1000"),
     ({"steps": 10**9, "trajectory": "karras"}, "not a whole number of times from 2 to 1000"),
 ]
@@ -249,6 +275,21 @@ def test_bad_input_is_refused_in_a_sentence(bundle: Bundle, change, said):
     main = [given.pop(name) for name in ("bundle", "measurement", "operator", "noise_std")]
     with pytest.raises(ValueError, match=said):
         restore(*main, **{"steps": 2, **given})
+
+
+def test_names_may_have_spaces_around_them(bundle: Bundle):
+    for method in (" DPS ", " isotropic", "npr-ddpm "):
+        assert restore(bundle, torch.zeros(SHAPE), MASK, 0.1, steps=2, samples=1, method=method).evaluations == 2
+
+
+def test_an_operator_may_say_its_shapes_by_lists(bundle: Bundle):
+    assert restore(bundle, torch.zeros(SHAPE), Listed(), 0.1, steps=2, samples=1).samples.shape == (1, *SHAPE)
+
+
+def test_a_measurement_that_is_no_image_is_left_out_of_the_picture(bundle: Bundle, tmp_path):
+    numbers = Linear(lambda x: x.flatten(1), lambda y: y.reshape(-1, *SHAPE), SHAPE)
+    found = restore(bundle, torch.zeros(64), numbers, 0.1, steps=2, samples=1)
+    assert found.plot(tmp_path / "found.png").stat().st_size > 1000
 
 
 def test_a_blurred_measurement_outside_the_range_is_refused_without_noise(bundle: Bundle):
@@ -296,6 +337,11 @@ def test_psnr_of_a_known_error():
         (crps, torch.zeros(1, 1, 3), torch.zeros(1, 3), "S of at least 2"),
         (crps, torch.zeros(1, 2, 3), torch.full((1, 3), float("inf")), "infinity"),
         (crps, torch.zeros(1, 2, 3), torch.zeros(1, 4), "but the truth has"),
+        (crps, [[0.0]], torch.zeros(1, 3), "the samples are a list"),
+        (psnr, torch.zeros(1, 3).numpy(), torch.zeros(1, 3), "is not a tensor"),
+        (psnr, torch.tensor(1.0), torch.tensor(1.0), "is not a tensor"),
+        (psnr, torch.full((1, 3), float("nan")), torch.zeros(1, 3), "NaN"),
+        (lambda s, x: psnr(s, x, 0.0), torch.zeros(1, 3), torch.zeros(1, 3), "width = 0.0"),
     ],
 )
 def test_what_has_no_score_is_refused(score, samples, truth, said):

@@ -55,6 +55,7 @@ def command(
     """
     from optcov import bundle as bundles
     from optcov.inverse import Solver, restore
+    from optcov.inverse.arguments import check_count, check_measurement
     from optcov.inverse.restoring import make_guide
     from optcov.schedule import check_whole
     from optcov.storage import require_writable
@@ -68,6 +69,8 @@ def command(
     make_guide(model, operator, noise, method, way, strength, Solver())
     for name, value in (("samples", samples), ("steps", steps), ("batch-size", batch_size)):
         check_whole(f"--{name}", value, 1)
+    check_count(samples)
+    check_measurement(seen, operator, noise)
     Trajectory.even(model.schedule, steps)
     require_writable(found_out / "restoration.png")
     announce(f"{model.name}: draws {samples} samples given {operator.name}, noise {noise:g}, to {found_out}")
@@ -151,7 +154,7 @@ def _images(
     import torch
 
     from optcov.bundle import BundleError, test_images
-    from optcov.inverse.restoring import check_noise
+    from optcov.inverse.arguments import check_noise
 
     channels = model.image_shape[0]
     check_noise(noise)

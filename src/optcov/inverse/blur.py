@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.inverse.operators import Map, Operator, check_image
+from optcov.inverse.checks import Map, check_image, is_plain, kind_of
+from optcov.inverse.operators import Operator
 from optcov.schedule import check_number, is_whole
 
 BORDERS = ("periodic", "zero")
@@ -31,9 +32,10 @@ class Blur(Operator):
         self.shape = self.measurement_shape = check_image(shape)
         if border not in BORDERS:
             raise ValueError(f"border = {border!r} is not one of {', '.join(BORDERS)}")
-        if not isinstance(kernel, Tensor) or kernel.is_complex() or kernel.ndim not in (1, 2):
-            found = f"{kernel.dtype} {tuple(kernel.shape)}" if isinstance(kernel, Tensor) else type(kernel).__name__
-            raise ValueError(f"a blur kernel is a tensor of real numbers (h, w) or (h,), got {found}; convert it")
+        if not is_plain(kernel) or kernel.is_complex() or kernel.ndim not in (1, 2):
+            raise ValueError(
+                f"a blur kernel is a dense tensor of real numbers (h, w) or (h,), got {kind_of(kernel)}; convert it"
+            )
         if not all(n % 2 for n in kernel.shape):
             raise ValueError(f"a blur kernel has odd sides, got {tuple(kernel.shape)}; pad it by zeros")
         kernel = kernel.detach().double().cpu()
@@ -57,8 +59,8 @@ class Blur(Operator):
         sides = check_image(shape)[-2:]
         largest = min(sides) - 1 + min(sides) % 2
         side = min(2 * round(min(3 * std, largest)) + 1, largest) if size is None else size
-        if not is_whole(side) or side < 1 or side % 2 == 0 or side > max(sides):
-            raise ValueError(f"size = {size} is not an odd number of pixels up to {max(sides)}; pass one such as 9")
+        if not is_whole(side) or side < 1 or side % 2 == 0 or side > largest:
+            raise ValueError(f"size = {size!r} is not an odd number of pixels; pass one from 1 to {largest}")
         places = torch.arange(side, dtype=torch.float64) - side // 2
         weights = torch.exp(-((places / std) ** 2) / 2)
         return Blur(shape, weights / weights.sum(), border)

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from optcov.gaussian import CovarianceShape, Gaussian, per_sample, sum_pixels
 from optcov.gaussian.shapes import Elementwise
-from optcov.inverse.operators import Map, Operator
+from optcov.inverse.checks import Map
+from optcov.inverse.operators import Operator
 from optcov.schedule import check_number, check_whole
 
 SMALLEST = 1e-30  # a variance below is 0: what has no variance and no noise cannot be moved

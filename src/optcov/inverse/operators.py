@@ -7,22 +7,29 @@ A x at all. `blur @ mask` is the composition: first the mask, then the blur.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
-from optcov.gaussian import per_sample, sum_pixels
+from optcov.gaussian import per_sample
+from optcov.inverse.checks import (
+    Map,
+    called,
+    check_adjoint,
+    check_image,
+    check_shape,
+    distance_to_range,
+    is_plain,
+    kind_of,
+    relative_size,
+)
 from optcov.schedule import check_number, check_whole, is_whole
 
-Map = Callable[[Tensor], Tensor]
-
 PART_MARGIN = 1e-3  # of the mean variance: added to the noise in the preconditioner of a composition
-RANGE_TOLERANCE = 1e-3  # of a measurement without noise, relative to its size: 8-bit images are not exact
 
 
 class Operator(ABC):
@@ -99,13 +106,13 @@ class Mask(Operator):
     name = "mask"
 
     def __init__(self, mask: Tensor, shape: Sequence[int] | None = None):
-        if not isinstance(mask, Tensor):
-            raise ValueError(f"mask is a {type(mask).__name__}, not a torch tensor; convert it by torch.as_tensor")
+        if not is_plain(mask):
+            raise ValueError(f"mask is {kind_of(mask)}, not a dense torch tensor; convert it, by torch.as_tensor say")
         self.shape = self.measurement_shape = check_shape(mask.shape if shape is None else shape)
         if mask.is_complex():
             raise ValueError("a mask holds zeros (hidden) and ones (seen) only; compare with a threshold first")
         try:
-            full = mask.double().expand(self.shape).clone()
+            full = mask.detach().double().expand(self.shape).clone()
         except RuntimeError as error:
             raise ValueError(
                 f"a mask of shape {tuple(mask.shape)} does not fit images of shape {self.shape}; "
@@ -153,7 +160,7 @@ class Mask(Operator):
         return self.mask.to(variance) * variance
 
     def outside_range(self, y: Tensor) -> Tensor:
-        return _relative((1 - self.mask.to(y)) * y, y)
+        return relative_size((1 - self.mask.to(y)) * y, y)
 
     @property
     def seen(self) -> Tensor:
@@ -170,7 +177,7 @@ class Average(Operator):
         self.shape = check_image(shape)
         if not is_whole(factor) or factor < 1 or self.shape[-1] % factor or self.shape[-2] % factor:
             raise ValueError(
-                f"factor = {factor} does not divide images of {self.shape[-2]} x {self.shape[-1]} pixels; "
+                f"factor = {factor!r} does not divide images of {self.shape[-2]} x {self.shape[-1]} pixels; "
                 f"choose a whole number that does"
             )
         self.factor = factor = int(factor)
@@ -196,15 +203,15 @@ class Linear(Operator):
     def __init__(self, apply: Map, adjoint: Map, shape: Sequence[int], name: str = "linear map"):
         if not callable(apply) or not callable(adjoint):
             raise ValueError("apply and adjoint must be functions of a batch; pass A x and A^T y")
+        if not isinstance(name, str):
+            raise ValueError(f"name = {name!r:.80} is not a text; pass one such as 'linear map'")
         self.shape, self.name = check_shape(shape), name
         self._apply, self._adjoint = apply, adjoint
         x = torch.randn(2, *self.shape, generator=torch.Generator().manual_seed(0))
-        seen = _called("apply", apply, x)
-        if not isinstance(seen, Tensor) or seen.ndim < 2 or len(seen) != 2:
-            found = f"shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else f"a {type(seen).__name__}"
-            raise ValueError(f"apply returned {found} for a batch of 2 images; it must return a tensor (2, *M)")
-        if not bool(seen.any()) or not bool(seen.isfinite().all()):
-            raise ValueError("apply gives nothing but 0, or no finite numbers; pass a map that measures something")
+        seen = called("apply", apply, x)
+        if seen.ndim < 2 or len(seen) != 2:
+            found = tuple(seen.shape)
+            raise ValueError(f"apply returned shape {found} for a batch of 2 images; it must return a tensor (2, *M)")
         self.measurement_shape = tuple(seen.shape[1:])
         check_adjoint(self)
 
@@ -259,89 +266,3 @@ class Composition(Operator):
         whole = self.first.preconditioner(variance, rough)
         unseen = (1 - self.seen).to(variance) / per_sample(noise_variance.clamp(min=1e-30), variance)
         return lambda y: self.last.apply(whole(self.last.adjoint(y))) + unseen * y
-
-
-def check_adjoint(operator: Operator, dtype: torch.dtype = torch.float32) -> None:
-    """Refuse an operator that is not linear, or whose adjoint is not its adjoint, by random x, x' and y.
-
-    The check: <A x, y> = <x, A^T y> and A (2 x + x') = 2 A x + A x', in batches of one and of three.
-    """
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, *operator.shape, generator=generator).to(dtype)
-    y = torch.randn(3, *operator.measurement_shape, generator=generator).to(dtype)
-    seen, back = _called("apply", operator.apply, x), _called("adjoint", operator.adjoint, y)
-    for name, found, wanted in (("apply", seen, y), ("adjoint", back, x)):
-        if not isinstance(found, Tensor) or found.shape != wanted.shape:
-            told = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"{name} returned {told} for a batch of 3; it must return {tuple(wanted.shape)}")
-    swapped = x.flip(0)
-    parts = [_called("apply", operator.apply, part) for part in (swapped, *x[:, None])]
-    combined = operator.apply(2 * x + swapped) - 2 * seen - parts[0]
-    size = math.sqrt(float(seen.double().square().sum())) + 1e-30
-    alone = torch.cat(parts[1:]) - seen  # each image by itself
-    if math.sqrt(float(combined.double().square().sum() + alone.double().square().sum())) > 1e-3 * size:
-        raise ValueError("apply is not linear: A (2 x + x') differs from 2 A x + A x'; pass a linear map of each image")
-    left, right = sum_pixels((seen * y).double()), sum_pixels((x * back).double())
-    scale = (sum_pixels(seen.double().square()) * sum_pixels(y.double().square())).sqrt() + 1e-30
-    worst = float(((left - right).abs() / scale).max())
-    if not worst < 1e-3:
-        raise ValueError(
-            f"adjoint is not the adjoint of apply: <A x, y> and <x, A^T y> differ by {worst:.2g} of their size; "
-            f"pass the transposed map"
-        )
-
-
-def _called(name: str, function: Map, batch: Tensor) -> Tensor:
-    """What a function of the user's returns; what it raises is a ValueError that says with which batch."""
-    try:
-        return function(batch.clone())
-    except Exception as error:  # a function of the user's may raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"{name} failed on a batch {tuple(batch.shape)} of {batch.dtype}: {reason}; it must take any batch "
-            f"(B, *{tuple(batch.shape[1:])})"
-        ) from error
-
-
-def distance_to_range(
-    operator: Operator, y: Tensor, iterations: int = 200, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """The relative distance of measurements to all A x, (B,), by least squares: A^T A x = A^T y."""
-    y = y.to(dtype)
-    tiny = torch.finfo(dtype).tiny
-    x = torch.zeros(len(y), *operator.shape, dtype=dtype)
-    left = y.clone()
-    gradient = operator.adjoint(left)
-    direction, power = gradient.clone(), sum_pixels(gradient.square())
-    for _ in range(iterations):
-        seen = operator.apply(direction)
-        length = power / sum_pixels(seen.square()).clamp(min=tiny)
-        x, left = x + per_sample(length, x) * direction, left - per_sample(length, left) * seen
-        gradient = operator.adjoint(left)
-        power, before = sum_pixels(gradient.square()), power
-        direction = gradient + per_sample(power / before.clamp(min=tiny), x) * direction
-        if bool((_relative(left, y) < RANGE_TOLERANCE / 10).all()):
-            break
-    return _relative(left, y)
-
-
-def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape (*D) of one image, in whole numbers."""
-    if isinstance(shape, str) or not isinstance(shape, Sequence) or not all(is_whole(n) and n > 0 for n in shape):
-        raise ValueError(f"shape = {shape!r} is not the shape of an image; pass one such as (3, 32, 32)")
-    if not shape:
-        raise ValueError("shape = () has no axis; pass one such as (3, 32, 32)")
-    return tuple(int(n) for n in shape)
-
-
-def check_image(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape (C, H, W) of an image."""
-    known = check_shape(shape)
-    if len(known) != 3:
-        raise ValueError(f"shape = {known} is not (C, H, W), which this operator needs")
-    return known
-
-
-def _relative(part: Tensor, whole: Tensor) -> Tensor:
-    sizes = sum_pixels(part.double().square()) / sum_pixels(whole.double().square()).clamp(min=1e-300)
-    return sizes.sqrt().cpu()

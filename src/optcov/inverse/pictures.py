@@ -18,13 +18,16 @@ HIDDEN = (0.35, 0.45, 0.75)  # the colour of pixels that a mask hides
 def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None, shown: int = 6) -> None:
     """Write the picture; one row per measurement."""
     shape = found.operator.shape
-    if len(shape) != 3 or shape[0] not in (1, 3):
+    if not _is_image(shape):
         raise ValueError(f"only images (1, H, W) or (3, H, W) can be drawn, not data of shape {shape}")
     samples = found.samples if found.batched else found.samples.unsqueeze(0)
     measurements = found.measurement if found.batched else found.measurement.unsqueeze(0)
     truths = None if truth is None else truth.reshape(-1, *shape)
     shown = min(check_whole("shown", shown, 0), samples.shape[1])
-    titles = ["measurement", "mean", "deviation", *[f"sample {j + 1}" for j in range(shown)]]
+    # a measurement that is no image, such as some numbers, has no panel
+    titles = ["measurement"] if _is_image(found.operator.measurement_shape) else []
+    first = len(titles)
+    titles += ["mean", "deviation", *[f"sample {j + 1}" for j in range(shown)]]
     titles += [] if truths is None else ["truth"]
     rows = len(samples)
     figure = new_figure(1.25 * len(titles) + 0.9, 1.25 * rows + 0.75)
@@ -34,10 +37,13 @@ def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None
     low, high = found.data_range or (float(samples.min()), float(samples.max()))
     drawn: Any = None
     for number, line in enumerate(panels):
-        _show(line[0], measurements[number], low, high, found.operator)
-        _show(line[1], means[number], low, high)
-        drawn = line[2].imshow(deviations[number].mean(0).numpy(), cmap="magma", vmin=0, vmax=float(deviations.max()))
-        for axes, sample in zip(line[3:], samples[number, :shown], strict=False):
+        if first:
+            _show(line[0], measurements[number], low, high, found.operator)
+        _show(line[first], means[number], low, high)
+        drawn = line[first + 1].imshow(
+            deviations[number].mean(0).numpy(), cmap="magma", vmin=0, vmax=float(deviations.max())
+        )
+        for axes, sample in zip(line[first + 2 :], samples[number, :shown], strict=False):
             _show(axes, sample, low, high)
         if truths is not None:
             _show(line[-1], truths[number], low, high)
@@ -49,6 +55,10 @@ def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None
     caption = f"{found.method}, {found.operator.name}, noise {found.noise_std:g}, {found.evaluations} evaluations"
     figure.suptitle(caption, fontsize=9, parse_math=False)
     save(figure, path)
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3)
 
 
 def _show(axes: Any, image: Tensor, low: float, high: float, operator: object = None) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 from optcov.bundle import Bundle
 from optcov.covariances import Covariance, find_covariance
 from optcov.forward import ForwardProcess
+from optcov.inverse.arguments import LARGEST, MOST, check_count, check_images, check_measurement, check_noise
 from optcov.inverse.conditioning import Solver
 from optcov.inverse.guides import DPS, WAYS, ByPosterior, DiffPIR, Draws, Guide, PiGDM, UnitPrior
-from optcov.inverse.operators import RANGE_TOLERANCE, Operator, check_adjoint
+from optcov.inverse.operators import Operator
 from optcov.inverse.restoration import Restoration
 from optcov.methods import METHODS, Method
 from optcov.noise import NoiseSource
@@ -28,8 +29,6 @@ from optcov.watch import FiniteWatch, not_finite
 DEFAULT_METHOD = "NPR-DDPM"
 BASELINES = ("DPS", "PiGDM", "DiffPIR")
 TRAJECTORIES = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
-LARGEST = 1e6  # of a measurement, its noise and a strength: beyond, squares leave the range of float32
-MOST = 2**16  # samples of a measurement, and measurements: beyond, their noise would repeat
 
 
 def restore(
@@ -70,15 +69,14 @@ def restore(
     (torch.Size([2, 1, 28, 28]), torch.Size([1, 28, 28]))
     """
     noise_std = check_noise(noise_std)
-    batch, single = _check_measurement(measurement, operator, noise_std)
+    batch, single = check_measurement(measurement, operator, noise_std)
     numbers = {"samples": samples, "steps": steps, "batch_size": batch_size}
     samples, steps, batch_size = (check_whole(name, value, 1) for name, value in numbers.items())
     if steps < 2 and isinstance(trajectory, str):
         raise ValueError("steps = 1 has no step from noise to noise; take at least 2, better 50")
-    if samples > MOST or len(batch) > MOST:
-        raise ValueError(f"{samples} samples of {len(batch)} measurements are too many; at most {MOST} of each")
+    check_count(samples, len(batch))
     if isinstance(bundle, Bundle):
-        _check_images(operator, bundle)
+        check_images(operator, bundle)
         condition, batch = bundle.check_told(condition, len(batch)), batch.to(bundle.device)
     else:
         condition = check_condition(condition, len(batch))
@@ -91,7 +89,7 @@ def restore(
     for _ in track(work, len(chunks) * len(times), f"restoring by {title}", show=progress):
         pass
     found = torch.cat(drawn).reshape(len(batch), samples, *operator.shape)
-    residual = _residual(operator, found, batch.to(found))
+    residual = residual_of(operator, found, batch.to(found))
     if guide.unsolved:
         warnings.warn(
             f"conjugate gradients did not reach the tolerance {tolerance:g} in {iterations} iterations for "
@@ -125,7 +123,7 @@ def make_guide(
     """What steps towards the measurement, and its name for the eye."""
     if way is not None and way not in WAYS:
         raise ValueError(f"way = {way!r} is not one of {', '.join(WAYS)}")
-    baseline = next((known for known in BASELINES if known.lower() == str(method).lower()), None)
+    baseline = next((known for known in BASELINES if known.lower() == str(method).strip().lower()), None)
     if baseline in (None, "PiGDM") and strength is not None:
         raise ValueError(f"strength = {strength} is for DPS and DiffPIR only; other methods have nothing to tune")
     if baseline is not None and way is not None:
@@ -157,7 +155,7 @@ def _named_process(prior: Bundle | ReverseProcess, method: str | None) -> tuple[
     name = DEFAULT_METHOD if method is None else method
     if not isinstance(name, str):
         raise ValueError(f"method = {name!r:.80} is not a name; pass one such as {DEFAULT_METHOD!r}")
-    if name.lower() == "isotropic":
+    if name.strip().lower() == "isotropic":
         return _process(prior, UnitPrior(), 1.0), "isotropic"
     row = next((row for known, row in METHODS.items() if known.lower() == name.strip().lower()), None)
     if row is None and name.strip().lower() not in Covariance.registry:
@@ -226,61 +224,8 @@ def _all_steps(
         drawn.append((x if bounds is None else x.clamp(*bounds)).cpu())
 
 
-def _residual(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
+def residual_of(operator: Operator, samples: Tensor, y: Tensor) -> Tensor:
     """Root mean square of y - A x over what is measured, (B, S)."""
     seen = operator.seen.to(samples)
     left = y.unsqueeze(1) - operator.apply(samples.flatten(0, 1)).reshape(*samples.shape[:2], *y.shape[1:])
     return torch.sqrt((seen * left).flatten(2).square().sum(-1) / seen.sum())
-
-
-def check_noise(noise_std: float) -> float:
-    """A standard deviation of noise, or a ValueError."""
-    value = check_number("noise_std", noise_std)
-    if not 0 <= value <= LARGEST:
-        raise ValueError(
-            f"noise_std = {value} is not a standard deviation from 0 to {LARGEST:g}; pass one such as 0.05"
-        )
-    return value
-
-
-def _check_images(operator: Operator, bundle: Bundle) -> None:
-    if tuple(operator.shape) != tuple(bundle.image_shape):
-        raise ValueError(
-            f"{operator.name} is for images of shape {operator.shape}, but {bundle.name} draws "
-            f"{tuple(bundle.image_shape)}; make the operator for that shape"
-        )
-
-
-def _check_measurement(measurement: Tensor, operator: Operator, noise_std: float) -> tuple[Tensor, bool]:
-    """The measurements as a batch (B, *M), and whether there was one without a batch axis."""
-    if not isinstance(operator, Operator):
-        raise ValueError(
-            f"operator is a {type(operator).__name__}; pass one of optcov.inverse, or Linear(apply, adjoint, shape)"
-        )
-    if not isinstance(measurement, Tensor) or not measurement.is_floating_point():
-        found = measurement.dtype if isinstance(measurement, Tensor) else f"a {type(measurement).__name__}"
-        raise ValueError(f"the measurement is {found}; pass a floating-point tensor")
-    wanted = operator.measurement_shape
-    single = tuple(measurement.shape) == wanted
-    if not single and (tuple(measurement.shape[1:]) != wanted or not len(measurement)):
-        raise ValueError(
-            f"the measurement has shape {tuple(measurement.shape)}, but {operator.name} of images {operator.shape} "
-            f"gives {wanted}; pass that, or (B, *{wanted})"
-        )
-    batch = measurement.detach().to(torch.promote_types(measurement.dtype, torch.float32))
-    check_adjoint(operator, batch.dtype)
-    batch = batch.unsqueeze(0) if single else batch
-    seen = operator.seen.to(batch)
-    batch = torch.where(batch.isfinite() | (seen > 0), batch, 0.0)  # NaN often marks what is hidden
-    if not bool(batch.isfinite().all()):
-        raise ValueError("the measurement holds NaN or infinite values; hide what is missing by a Mask instead")
-    if float(batch.abs().max()) > LARGEST:
-        raise ValueError(
-            f"the measurement has values beyond {LARGEST:g}; scale it as the model's data, such as [-1, 1]"
-        )
-    if noise_std == 0 and float((gap := operator.outside_range(batch)).max()) > RANGE_TOLERANCE:
-        raise ValueError(
-            f"without noise no image gives this measurement: it is {float(gap.max()):.2g} of its size away from all "
-            f"that {operator.name} can give; pass the noise's standard deviation, or a measurement without noise"
-        )
-    return batch * seen, single

@@ -10,6 +10,8 @@ from optcov.schedule import check_number
 
 def psnr(mean: Tensor, truth: Tensor, width: float = 2.0) -> Tensor:
     """Peak signal-to-noise ratio in dB per image, (B,), of images (B, *D) in a range of this width."""
+    if not check_number("width", width) > 0:
+        raise ValueError(f"width = {width} is not that of a range of images; pass one above 0, such as 2")
     _check(mean, truth)
     error = (mean.double() - truth.double()).square().flatten(1).mean(1)
     return 10 * torch.log10(width**2 / error.clamp(min=1e-20))
@@ -43,15 +45,24 @@ def crps(samples: Tensor, truth: Tensor) -> Tensor:
 
 
 def _check_samples(samples: Tensor, truth: Tensor, least: int) -> None:
-    if samples.ndim < 2 or samples.shape[1] < least:
+    if not isinstance(samples, Tensor) or samples.ndim < 2 or samples.shape[1] < least:
+        found = f"tensor of shape {tuple(samples.shape)}" if isinstance(samples, Tensor) else type(samples).__name__
         raise ValueError(
-            f"there are {tuple(samples.shape)} samples (B, S, *D); this score needs an S of at least {least}"
+            f"the samples are a {found}; this score needs a tensor (B, S, *D) with an S of at least {least}"
         )
     _check(samples[:, 0], truth)
-    if not bool(samples.isfinite().all() and truth.isfinite().all()):
-        raise ValueError("samples or truth hold NaN or infinity, which have no score; restore them again")
+    _check_finite(samples)
 
 
 def _check(found: Tensor, truth: Tensor) -> None:
+    for name, images in (("images", found), ("the truth", truth)):
+        if not isinstance(images, Tensor) or not images.ndim:
+            raise ValueError(f"{name} = {images!r:.80} is not a tensor (B, *D); convert it by torch.as_tensor")
+        _check_finite(images)
     if found.shape != truth.shape:
         raise ValueError(f"images have shape {tuple(found.shape)}, but the truth has {tuple(truth.shape)}")
+
+
+def _check_finite(images: Tensor) -> None:
+    if not bool(images.isfinite().all()):
+        raise ValueError("samples or truth hold NaN or infinity, which have no score; restore them again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache, wraps
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -281,7 +282,8 @@ class Schedule(ABC):
 def check_number(name: str, value: Any) -> float:
     """Return a number as a float, or raise a ValueError that names the argument."""
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()):
-        return float(value)
+        with suppress(OverflowError, RuntimeError):  # of an int beyond all floats, of a tensor without values
+            return float(value)
     raise ValueError(f"{name} = {value!r:.80} is not a number; pass one")
 
 
