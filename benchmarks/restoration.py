@@ -3,8 +3,8 @@
 Four tasks on held-out images of an embedded model, all methods with the same network, times and noise. The file gets
 one line per task, method and group of images, so that a stopped run goes on. DPS, DiffPIR and MMPS are tuned: the best
 of a few strengths, by PSNR on images that are not scored; the strength of MMPS is the iterations of its solver. The
-coverage of a mask is that of its hidden pixels. Prints the tables of docs/restoration.md; --table prints those of the
-groups that all methods have. MMPS is azula's, and optional: it comes last, and has a row once it has these groups, too.
+coverage of a mask is that of its hidden pixels. MMPS is azula's, and optional: it comes last.
+scripts/restoration_tables.py makes tables of the file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -42,9 +42,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "DiffPIR": {"method": "DiffPIR"},
     MMPS: {},
 }
-SCORES = ("psnr", "perceptual", "cover50", "cover90", "crps")
-BASELINES = ("DPS", "PiGDM")
-Scored = dict[str, Tensor]  # by the name of a score: one number per image
 
 
 def tasks(shape: tuple[int, ...]) -> dict[str, Operator]:
@@ -88,19 +85,9 @@ class Comparison:
         Group by group, so that a stopped run has compared all methods; MMPS last, so that none waits for it.
         """
         for names in (self._chosen - {MMPS}, self._chosen & {MMPS}):
-            for numbers in self._groups():
-                self._group(numbers, names)
-
-    def scored(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Task, method and line of the groups that all methods have; MMPS is left out unless it has all of them."""
-        groups = [self._group(numbers, set(METHODS)) for numbers in self._groups()]
-        whole = [group for group in groups if all(line for _, name, line in group if name != MMPS)]
-        ready = sum(all(line for _, name, line in group if name == MMPS) for group in whole)
-        if ready < len(whole):
-            note(f"{MMPS} has {ready} of {len(whole)} groups, so that it gets no row; restore it by --only {MMPS!r}")
-        for task, name, line in (entry for group in whole for entry in group):
-            if line and (name != MMPS or ready == len(whole)):
-                yield task, name, line
+            for numbers, task, name in product(self._groups(), self.operators, METHODS):
+                if name in names:
+                    self._line(task, name, numbers, strength=self._strength(task, name))
 
     def _groups(self) -> list[range]:
         """The numbers of the images of each group."""
@@ -108,24 +95,15 @@ class Comparison:
         end = told.first + told.images
         return [range(first, min(first + told.group, end)) for first in range(told.first, end, told.group)]
 
-    def _group(self, numbers: range, names: Set[str]) -> list[tuple[str, str, dict[str, Any] | None]]:
-        """Task, method and line, found or restored; without a line what is missing and not to be restored."""
-        return [
-            (task, name, self._line(task, name, numbers, strength=self._strength(task, name)))
-            for task in self.operators
-            for name in METHODS
-            if name in names
-        ]
-
     def _strength(self, task: str, name: str) -> float | None:
         """The best on images that are not scored, for methods that have one."""
         if name not in STRENGTHS:
             return None
         last = range(len(self.images) - self.options.tuning, len(self.images))
         trials = {strength: self._line(task, name, last, strength=strength) for strength in STRENGTHS[name]}
-        return max(trials, key=lambda strength: sum((trials[strength] or {"psnr": []})["psnr"]))
+        return max(trials, key=lambda strength: sum(trials[strength]["psnr"]))
 
-    def _line(self, task: str, name: str, numbers: range, *, strength: float | None) -> dict[str, Any] | None:
+    def _line(self, task: str, name: str, numbers: range, *, strength: float | None) -> dict[str, Any]:
         """The line of a group: found, or made and written."""
         told = self.options
         size = {"bundle": told.bundle, "samples": told.samples, "steps": told.steps, "noise": NOISE_STD}
@@ -133,8 +111,6 @@ class Comparison:
         for line in self._lines:
             if all(line[part] == value for part, value in key.items()):
                 return line
-        if name not in self._chosen:
-            return None
         line = key | self._restored(task, name, numbers, {} if strength is None else {"strength": strength})
         self._lines.append(line)
         told.out.parent.mkdir(parents=True, exist_ok=True)
@@ -175,8 +151,6 @@ def by_mmps() -> Callable[..., Restoration]:
 
 def chosen(options: argparse.Namespace) -> set[str]:
     """The rows to restore."""
-    if options.table:
-        return set()
     names = set(options.only or METHODS)
     if MMPS in names:
         try:
@@ -217,46 +191,6 @@ def spread(extractor: Extractor, images: Tensor) -> float:
     return float(2 * features_of(extractor, images).var(0).mean())
 
 
-def print_table(rows: Mapping[str, Scored], costs: Mapping[str, str]) -> None:
-    """One task as Markdown: means with standard errors, and differences from the baselines, paired by image."""
-    beside = [name for name in BASELINES if name in rows]
-    header = [
-        "method",
-        "PSNR",
-        "perceptual",
-        "50 %",
-        "90 %",
-        "CRPS",
-        "passes, CPU time",
-        *(f"less {n}" for n in beside),
-    ]
-    print(f"| {' | '.join(header)} |\n|---|" + "---:|" * (6 + len(beside)))
-    for name, found in rows.items():
-        cells = [f"{_mean(found[key], digits)}" for key, digits in zip(SCORES, (2, 3, 3, 3, 4), strict=True)]
-        cells += [costs[name], *("" if name == other else _less(found, rows[other]) for other in beside)]
-        print(f"| {name} | {' | '.join(cells)} |")
-
-
-def _mean(values: Tensor, digits: int) -> str:
-    return f"{float(values.mean()):+.{digits}f} ± {float(values.std() / len(values) ** 0.5):.{digits}f}".removeprefix(
-        "+"
-    )
-
-
-def _less(found: Scored, other: Scored) -> str:
-    """How much higher the PSNR is, and how much nearer to 90 % the mean coverage."""
-    gap, error = nearer(found["cover90"], other["cover90"])
-    return f"PSNR {_mean(found['psnr'] - other['psnr'], 2)}, miss of 90 % {gap:+.3f} ± {error:.3f}"
-
-
-def nearer(found: Tensor, other: Tensor, level: float = 0.9, draws: int = 2000) -> tuple[float, float]:
-    """How far the mean of one coverage is from its level, less the same of another; its error by a paired bootstrap."""
-    miss = [(values.mean() - level).abs() for values in (found, other)]
-    rows = torch.randint(len(found), (draws, len(found)), generator=torch.Generator().manual_seed(0))
-    again = [(values[rows].mean(1) - level).abs() for values in (found, other)]
-    return float(miss[0] - miss[1]), float((again[0] - again[1]).std())
-
-
 def held_out(options: argparse.Namespace) -> Tensor:
     """Test images in [-1, 1]: those scored, and behind them those that strengths are chosen on."""
     wanted = options.first + options.images + options.tuning
@@ -266,19 +200,8 @@ def held_out(options: argparse.Namespace) -> Tensor:
     return images[:wanted]
 
 
-def together(lines: list[dict[str, Any]]) -> Scored:
-    """The scores of all groups of a row."""
-    return {key: torch.tensor([value for line in lines for value in line[key]]).double() for key in SCORES}
-
-
-def cost(lines: list[dict[str, Any]], cheapest: list[dict[str, Any]]) -> str:
-    """Evaluations and passes back of a sample, and CPU time as a ratio to the cheapest row."""
-    ratio = median(line["cpu_seconds"] / least["cpu_seconds"] for line, least in zip(lines, cheapest, strict=True))
-    return f"{lines[0]['evaluations']} + {lines[0]['gradients']}, {ratio:.1f}"
-
-
 def main() -> None:
-    """Run what is missing, and print all."""
+    """Restore what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the file of lines")
     parser.add_argument("--bundle", default="fashion")
@@ -291,16 +214,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="images in a line")
     parser.add_argument("--batch-size", type=int, default=36)
     parser.add_argument("--only", action="append", choices=METHODS, metavar="ROW", help="restore this row; repeatable")
-    parser.add_argument("--table", action="store_true", help="restore nothing")
-    comparison = Comparison(parser.parse_args())
-    comparison.run()
-    lines: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for task, name, line in comparison.scored():
-        lines.setdefault(task, {}).setdefault(name, []).append(line)
-    for task, rows in lines.items():
-        found = {name: together(own) for name, own in rows.items()}
-        print(f"\n### {task}: {len(next(iter(found.values()))['psnr'])} images\n")
-        print_table(found, {name: cost(own, rows["NPR, proximal"]) for name, own in rows.items()})
+    Comparison(parser.parse_args()).run()
 
 
 if __name__ == "__main__":

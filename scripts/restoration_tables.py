@@ -1,12 +1,17 @@
 """The tables of docs/restoration.md, made of the lines that benchmarks/restoration.py wrote.
 
-A line has the scores of a group of images, for one task and one method. DPS and DiffPIR were tried with several
-strengths on images that are not scored; those lines serve to find the strength, and do not count.
+    python scripts/restoration_tables.py measurements/restoration/fashion.jsonl     prints them
+
+A line has the scores of a group of images, for one task and one method. Groups count if all methods have them. MMPS is
+optional: it has a row if it has these groups, too. DPS, DiffPIR and MMPS were tried with several strengths on images
+that are not scored; those lines serve to find the strength, and do not count.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +24,8 @@ from torch import Tensor
 OURS = ("NPR, guidance", "CNPR, guidance")
 BASELINES = ("DPS", "PiGDM")
 CHEAPEST = "NPR, proximal"
+OPTIONAL = "MMPS, azula"
+SCORES = ("psnr", "perceptual", "cover50", "cover90", "crps")
 LEVELS = {"cover50": 0.5, "cover90": 0.9}
 
 
@@ -34,20 +41,17 @@ class Comparison:
     @staticmethod
     def of(path: Path) -> Comparison:
         """From a file of lines."""
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        tuned = min((line["images"][0] for line in lines if _is_trial(line, lines)), default=2**62)
-        kept = sorted((line for line in lines if line["images"][0] < tuned), key=lambda line: line["images"][0])
-        methods = list(dict.fromkeys(line["method"] for line in kept))
+        lines = whole_groups([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
         scores: dict[str, dict[str, dict[str, Tensor]]] = {}
-        for line in kept:
-            own = scores.setdefault(line["task"], {name: {} for name in methods})[line["method"]]
-            for name in ("psnr", "perceptual", "cover50", "cover90", "crps", "residual"):
+        for line in lines:
+            own = scores.setdefault(line["task"], {}).setdefault(line["method"], {})
+            for name in SCORES:
                 own[name] = torch.cat([own.get(name, torch.empty(0)), torch.tensor(line[name])]).double()
-        by_place = {(line["task"], line["images"][0], line["method"]): line for line in kept}
+        cheapest = {_place(line): line["cpu_seconds"] for line in lines if line["method"] == CHEAPEST}
         ratios: dict[str, list[float]] = {}
-        for (task, first, method), line in by_place.items():
-            ratios.setdefault(method, []).append(line["cpu_seconds"] / by_place[task, first, CHEAPEST]["cpu_seconds"])
-        passes = {line["method"]: f"{line['evaluations']} + {line['gradients']}" for line in kept}
+        for line in lines:
+            ratios.setdefault(line["method"], []).append(line["cpu_seconds"] / cheapest[_place(line)])
+        passes = {line["method"]: f"{line['evaluations']} + {line['gradients']}" for line in lines}
         return Comparison(scores, passes, {name: median(found) for name, found in ratios.items()})
 
     @property
@@ -58,7 +62,7 @@ class Comparison:
     @property
     def images(self) -> int:
         """How many were scored."""
-        return min(len(own["psnr"]) for task in self.scores.values() for own in task.values())
+        return min((len(own["psnr"]) for task in self.scores.values() for own in task.values()), default=0)
 
     def gain(self, task: str, ours: str, other: str) -> tuple[float, float]:
         """How much higher the PSNR is, and its standard error, paired by image."""
@@ -74,10 +78,23 @@ class Comparison:
         return float(miss[0] - miss[1]), float((again[0] - again[1]).std())
 
 
-def _is_trial(line: Mapping[str, Any], lines: list[dict[str, Any]]) -> bool:
-    """Whether a strength was tried here: the same task, method and images stand in another line, too."""
-    place = [(other["task"], other["method"], other["images"]) for other in lines]
-    return place.count((line["task"], line["method"], line["images"])) > 1
+def whole_groups(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of groups that all methods have, by the first image; without those that only tried a strength."""
+    found = Counter((*_place(line), line["method"]) for line in lines)
+    tried = {place[1] for place, count in found.items() if count > 1}  # the images of several strengths
+    scored = {place for place in found if place[1] not in tried}
+    tasks = {task for task, *_ in scored}
+    methods = {method for *_, method in scored} - {OPTIONAL}
+    firsts = {first for _, first, _ in scored if all((task, first, m) in scored for task in tasks for m in methods)}
+    if all((task, first, OPTIONAL) in scored for task in tasks for first in firsts):
+        methods.add(OPTIONAL)
+    kept = [line for line in lines if line["images"][0] in firsts and line["method"] in methods]
+    return sorted(kept, key=lambda line: int(line["images"][0]))
+
+
+def _place(line: Mapping[str, Any]) -> tuple[str, int]:
+    """Task and first image."""
+    return line["task"], line["images"][0]
 
 
 def tables(found: Comparison) -> dict[str, str]:
@@ -121,3 +138,17 @@ def _mean(values: Tensor, digits: int) -> str:
 
 def _signed(mean: float, error: float, digits: int) -> str:
     return f"{mean:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
+
+
+def main() -> None:
+    """Print the tables of a file."""
+    found = Comparison.of(Path(sys.argv[1]))
+    if not found.images:
+        sys.exit(f"no group of {sys.argv[1]} has all methods yet; let benchmarks/restoration.py go on")
+    sys.stdout.write(f"{found.images} images\n")
+    for name, table in tables(found).items():
+        sys.stdout.write(f"\n{name}\n\n{table}\n")
+
+
+if __name__ == "__main__":
+    main()
