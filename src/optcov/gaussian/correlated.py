@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian.basis import PLAIN, Basis
-from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, sum_pixels
+from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, require_nonnegative, sum_pixels
 
 
 @final
@@ -188,9 +188,8 @@ def _per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
 
 
 def _root(values: Tensor, name: str) -> Tensor:
-    """Square roots, to draw with; NaN stays, since a loop that draws finds it and says at which step it arose."""
-    if bool((values < 0).any()):
-        raise ValueError(f"{name} has negative entries, so that nothing can be drawn; clamp them at 0 first")
+    """Square roots, to draw with."""
+    require_nonnegative(values, name)
     return values.sqrt()
 
 
