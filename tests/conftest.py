@@ -18,7 +18,7 @@ from optcov.covariances import Covariance
 from optcov.prediction import NoisePrediction
 from optcov.schedule import Schedule
 from reliability_runs import Inputs
-from warm_commands import WarmCommands
+from warm_commands import WarmCommands, not_flushed
 
 # Some virtual machines announce AMX and do not allow it; a product of bfloat16 matrices then ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -48,6 +48,13 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """What the small runs of reliability_runs.py work on."""
     return Inputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """A flush keeps files through a loss of power, which no test brings about; test_storage.py looks at the calls."""
+    with mock.patch.object(os, "fsync", not_flushed):
+        yield
 
 
 @pytest.fixture(autouse=True)

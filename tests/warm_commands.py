@@ -106,8 +106,14 @@ class WarmCommands:
         self._server.communicate(timeout=60)  # closes the pipes; the server ends with its requests
 
 
+def not_flushed(descriptor: int) -> None:
+    """In the place of os.fsync: thousands of times 10 ms. A process that is killed loses nothing by it."""
+    os.fstat(descriptor)  # a file that is closed is an error as before
+
+
 def serve() -> None:
     warm()
+    os.fsync = not_flushed
     for line in sys.stdin:
         request = json.loads(line)
         answer = {"status": os.waitpid(request["wait"], 0)[1]} if "wait" in request else {"pid": fork(request)}
