@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian.basis import PLAIN, Basis
-from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, require_nonnegative, sum_pixels
+from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, per_sample, require_nonnegative, sum_pixels
 
 
 @final
@@ -176,15 +176,8 @@ def _dense(power: Tensor, basis: Basis) -> Tensor:
 
 def _per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
     """A coefficient, () or (B,), for what has one entry for all samples, or one for each."""
-    if coefficient.ndim == 0:
-        return coefficient
-    if len(like) not in (1, len(coefficient)):
-        raise ValueError(
-            f"a per-sample coefficient has {len(coefficient)} entries, but the batch has {len(like)} samples; pass one "
-            f"number, or one number per sample"
-        )
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
+    one_for_all = coefficient.ndim and len(like) == 1
+    return per_sample(coefficient, like.expand(len(coefficient), *like.shape[1:]) if one_for_all else like)
 
 
 def _root(values: Tensor, name: str) -> Tensor:
