@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -31,6 +32,11 @@ settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: every collection of garbage would look through it in vain."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     return json.loads((Path(__file__).parent / "golden" / "steps.json").read_text())
@@ -55,6 +61,12 @@ def no_wait_for_the_disk() -> Iterator[None]:
     """A flush keeps files through a loss of power, which no test brings about; test_storage.py looks at the calls."""
     with mock.patch.object(os, "fsync", not_flushed):
         yield
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that draw plots and do not look at them: to paint one takes longer than a command on a tiny network."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, stream, **options: stream.write(b"picture"))
 
 
 @pytest.fixture(autouse=True)
