@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from optcov.covariances import Covariance
 from optcov.prediction import NoisePrediction
 from optcov.schedule import Schedule
 from reliability_runs import Inputs
-from warm_commands import WarmCommands
+from warm_commands import WarmCommands, not_flushed
 
 # Some virtual machines announce AMX and do not allow it; a product of bfloat16 matrices then ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -29,6 +30,11 @@ NOT_BY_TESTS |= {".venv", "build", "dist", "site", "data", "runs"}
 
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: every collection of garbage would look through it in vain."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +54,19 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """What the small runs of reliability_runs.py work on."""
     return Inputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """A flush keeps files through a loss of power, which no test brings about; test_storage.py looks at the calls."""
+    with mock.patch.object(os, "fsync", not_flushed):
+        yield
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that draw plots and do not look at them: to paint one takes longer than a command on a tiny network."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, stream, **options: stream.write(b"picture"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,8 @@
-"""A run of `generate` that records the noise it draws; as a script, for tests that need several processes."""
+"""A run of `generate` that records the noise it draws, for tests that need several processes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 from unittest import mock
 
 import torch
@@ -36,7 +34,3 @@ def run(images: list[int], batch_size: int) -> tuple[dict[str, str], dict[str, l
         for batch in generate(process, Trajectory.even(schedule, 3), (1, 4, 4), images, batch_size, seed=5):
             pixels.update(zip(map(str, batch.indices), batch.images.flatten(1).tolist(), strict=True))
     return noise, pixels
-
-
-if __name__ == "__main__":
-    json.dump(run(json.loads(sys.argv[1]), batch_size=7), sys.stdout)

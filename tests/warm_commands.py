@@ -1,4 +1,4 @@
-"""Commands in processes of their own that need no start: a server that has imported everything forks one for each.
+"""Commands and code in processes of their own that need no start: a server that has imported everything forks each.
 
 A fork can be killed for real, at any moment and as often as a test likes, without paying for the imports every time.
 As a script this file is the server: it reads one JSON request per line, and answers each by one line.
@@ -59,6 +59,10 @@ class Running:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)  # until `wait`, a command that has ended keeps its number
 
+    def said(self) -> str:
+        """What it has printed so far."""
+        return (self._files / "out").read_text() if (self._files / "out").exists() else ""
+
     def wait(self) -> Ended:
         status = self.server.ask({"wait": self.pid})["status"]
         seconds = time.monotonic() - self._began
@@ -93,11 +97,17 @@ class WarmCommands:
         file_size: no file may become larger, in bytes. save_always: sweeps and tables save after every part.
         environment: variables for this command alone.
         """
+        return self._start({"argv": ["optcov", *map(str, arguments)], "cwd": str(cwd), **conditions})
+
+    def start_code(self, code: str, *arguments: object, cwd: Path, **conditions: Any) -> Running:
+        """Start `python -c CODE ARGUMENTS`."""
+        return self._start({"code": code, "argv": ["-c", *map(str, arguments)], "cwd": str(cwd), **conditions})
+
+    def _start(self, request: dict[str, Any]) -> Running:
         self._count += 1
         files = self._directory / str(self._count)
         files.mkdir()
-        request = {"argv": list(map(str, arguments)), "cwd": str(cwd), "files": str(files), **conditions}
-        return Running(self, self.ask(request)["pid"], files)
+        return Running(self, self.ask({"files": str(files), **request})["pid"], files)
 
     def run(self, *arguments: object, cwd: Path, **conditions: Any) -> Ended:
         return self.start(*arguments, cwd=cwd, **conditions).wait()
@@ -106,8 +116,14 @@ class WarmCommands:
         self._server.communicate(timeout=60)  # closes the pipes; the server ends with its requests
 
 
+def not_flushed(descriptor: int) -> None:
+    """In the place of os.fsync: thousands of times 10 ms. A process that is killed loses nothing by it."""
+    os.fstat(descriptor)  # a file that is closed is an error as before
+
+
 def serve() -> None:
     warm()
+    os.fsync = not_flushed
     for line in sys.stdin:
         request = json.loads(line)
         answer = {"status": os.waitpid(request["wait"], 0)[1]} if "wait" in request else {"pid": fork(request)}
@@ -135,8 +151,6 @@ def fork(request: dict[str, Any]) -> int:
 
 
 def child(request: dict[str, Any]) -> int:
-    from optcov.cli import main
-
     files = Path(request["files"])
     null = os.open(os.devnull, os.O_RDONLY)
     out, err = (os.open(files / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err"))
@@ -145,7 +159,7 @@ def child(request: dict[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     os.chdir(request["cwd"])
     os.environ.update(request.get("environment", {}))
-    sys.argv = ["optcov", *request["argv"]]
+    sys.argv = request["argv"]
     fault = request.get("fault", {})
     count = watch_writes(fault.get("of", WRITES), fault.get("at", 0), fault.get("how", ""))
     if request.get("save_always"):
@@ -154,7 +168,7 @@ def child(request: dict[str, Any]) -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"], request["file_size"]))
     try:
-        main()
+        run(request.get("code"))
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
@@ -167,6 +181,16 @@ def child(request: dict[str, Any]) -> int:
     with (files / "writes").open("w") as stream:
         stream.write(str(count()))
     return code
+
+
+def run(code: str | None) -> None:
+    """The code, or else the command line."""
+    if code is not None:
+        exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
+        return
+    from optcov.cli import main
+
+    main()
 
 
 def watch_writes(names: tuple[str, ...], at: int, how: str) -> Callable[[], int]:

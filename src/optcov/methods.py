@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, final
 
@@ -107,6 +108,17 @@ _PAPER_ORDER = (
 )
 
 
+@lru_cache(maxsize=1)  # whoever walks METHODS asks once for each name
+def _methods_of(covariances: tuple[type[Covariance], ...]) -> dict[str, Method]:
+    found = [
+        Method(row.name, row.continuous, row.eta, kind.name, noise_cap=row.noise_cap)
+        for kind in covariances
+        for row in kind.rows
+    ]
+    by_name = {method.name: method for method in (*found, *_SOLVERS)}
+    return {name: by_name[name] for name in dict.fromkeys((*_PAPER_ORDER, *by_name))}
+
+
 @final
 class _Methods(Mapping[str, Method]):
     """All methods by name: the rows that the covariances have, and the solvers; those of the paper in its order.
@@ -115,13 +127,7 @@ class _Methods(Mapping[str, Method]):
     """
 
     def _all(self) -> dict[str, Method]:
-        found = [
-            Method(row.name, row.continuous, row.eta, kind.name, noise_cap=row.noise_cap)
-            for kind in Covariance.registry.values()
-            for row in kind.rows
-        ]
-        by_name = {method.name: method for method in (*found, *_SOLVERS)}
-        return {name: by_name[name] for name in dict.fromkeys((*_PAPER_ORDER, *by_name))}
+        return _methods_of(tuple(Covariance.registry.values()))
 
     def __getitem__(self, name: str) -> Method:
         return self._all()[name]

@@ -299,7 +299,7 @@ def _range_of(residual: Tensor, factor: Tensor, schedule: Schedule, t: Time) -> 
 
     residual: the mean square of what the prediction leaves, (B, d), which times the factor is that of x_0.
     """
-    times = schedule.check_times(t).expand(len(residual))
+    times = schedule.check_times(t).reshape(-1)
     bridge = ForwardProcess(schedule).bridge(times, (times - schedule.small_step).clamp(min=0))
     low = torch.where(bridge.variance > 0, bridge.variance, first_step_variance(schedule)).log()
     high = (bridge.variance + bridge.clean_weight.square() * schedule.beta_bar(times)).log()

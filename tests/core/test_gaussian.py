@@ -103,6 +103,26 @@ def test_clamping_counts_what_it_moves():
     assert (int(unbounded.below), int(unbounded.above)) == (2, 0)
 
 
+@pytest.mark.parametrize("make", [Isotropic, Diagonal])
+def test_a_negative_variance_is_refused_where_one_draws(make):
+    variance = torch.tensor([0.5, -1e-6, 0.0])
+    covariance = make(variance if make is Isotropic else variance.reshape(3, 1))
+    half, white = torch.tensor(0.5), torch.tensor(1e-9)
+    for shape in (covariance, covariance.affine(half, white)):
+        with pytest.raises(ValueError, match="variance has negative entries, so that nothing can be drawn; clamp"):
+            Gaussian(torch.zeros(3, 1), shape).sample(torch.ones(3, 1))
+    for shape in (covariance.clamped(None)[0], covariance.floored(0.0, torch.ones(3, 1))):
+        drawn = Gaussian(torch.zeros(3, 1), shape.affine(half, white)).sample(torch.ones(3, 1))
+        torch.testing.assert_close(drawn.square(), torch.tensor([[0.25 + 1e-9], [1e-9], [1e-9]]))
+
+
+def test_a_draw_from_bounded_variances_does_not_look_at_them(monkeypatch):
+    """Which would make a device wait at every step."""
+    bounded, _ = Diagonal(torch.ones(3, 1)).clamped(1.0)
+    monkeypatch.setattr(Tensor, "__bool__", lambda _: pytest.fail("looked at a value"))
+    bounded.affine(torch.tensor(0.5), torch.tensor(1.0)).sqrt_apply(torch.ones(3, 1))
+
+
 def test_an_indefinite_matrix_is_clamped_counted_and_sampled():
     matrix = torch.tensor([[[1.0, 2.0], [2.0, 1.0]]], dtype=torch.float64)  # eigenvalues 3 and -1
     clamped, counts = Full(matrix).clamped(None)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -136,17 +134,15 @@ def test_images_do_not_depend_on_the_batch_size(batch_size):
     torch.testing.assert_close(torch.stack(list(seen.values())), whole, rtol=0, atol=1e-5)
 
 
-def test_noise_is_bit_equal_for_every_batch_size_and_for_two_processes():
+def test_noise_is_bit_equal_for_every_batch_size_and_for_two_processes(commands, tmp_path):
     """Starting and step noise of 66 images bit by bit, pixels within 1e-3."""
     images = list(range(66))
     noise, pixels = recorded_run.run(images, 64)
     assert len(noise) == 66 * 3  # the start and two steps: the last one shows its mean
     others = [recorded_run.run(images, size) for size in (1, 7)]
-    two = [
-        subprocess.Popen([sys.executable, recorded_run.__file__, json.dumps(share)], stdout=subprocess.PIPE)
-        for share in (images[0::2], images[1::2])
-    ]
-    shares = [json.loads(process.communicate()[0]) for process in two]
+    code = "import json, sys, recorded_run; json.dump(recorded_run.run(json.loads(sys.argv[1]), 7), sys.stdout)"
+    two = [commands.start_code(code, json.dumps(share), cwd=tmp_path) for share in (images[0::2], images[1::2])]
+    shares = [json.loads(process.wait().out) for process in two]
     others.append(tuple({**shares[0][part], **shares[1][part]} for part in (0, 1)))
     for other_noise, other_pixels in others:
         assert other_noise == noise

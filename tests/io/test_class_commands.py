@@ -15,6 +15,8 @@ from optcov import Schedule, storage
 from optcov.bundle.weights import save_unet
 from small_bundles import SHAPE, small_bundle
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:

@@ -27,6 +27,7 @@ from optcov.networks import Backbone, HeadedNetwork, TimeArgument
 from reliability_runs import results
 from small_bundles import SHAPE, small_head, small_numbers, small_unet
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 STEPS = 24
 
 

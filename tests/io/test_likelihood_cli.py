@@ -42,6 +42,7 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
     assert "K = 1000 left out: there are only 20 times" in again.output
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_images_of_other_channels_are_scored_as_the_network_takes_them(saved: Path, tmp_path: Path) -> None:
     pixels = np.load(saved / "images.npy")
     np.save(tmp_path / "colour.npy", np.repeat(pixels, 3, axis=1))
@@ -53,6 +54,7 @@ def test_images_of_other_channels_are_scored_as_the_network_takes_them(saved: Pa
     assert scores[0][0]["bits_per_dim"] == pytest.approx(scores[1][0]["bits_per_dim"])
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_repeats_report_the_deviation_over_seeds(saved: Path, tmp_path: Path) -> None:
     options = (
         "--images",
@@ -89,6 +91,7 @@ def test_pooling_pools_the_differences_too() -> None:
     assert pooled.difference == Estimate(2.0, 1.0, 3)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_every_covariance_has_a_last_step_of_its_own(saved: Path, tmp_path: Path) -> None:
     options = ("--images", 30, "--train-images", 2, "--steps", "3", "--times", 4, "--out", tmp_path)
     shown = json.loads(run("bpd", saved / "small", saved / "images.npy", *options, "--last-variance", "own", "--json"))
@@ -96,6 +99,7 @@ def test_every_covariance_has_a_last_step_of_its_own(saved: Path, tmp_path: Path
     assert (shown["images"], shown["train_images"]) == (4, 2)  # as many as there are, not as many as were asked for
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_runs_with_other_settings_share_a_directory_and_one_that_is_repeated_is_not_computed_again(
     saved: Path, tmp_path: Path
 ) -> None:

@@ -28,6 +28,17 @@ from optcov.storage import (
     write_tensors,
 )
 
+REAL_FSYNC, REAL_REPLACE = os.fsync, os.replace  # before conftest.py has the first do nothing
+
+
+def write_each(a: Path, b: Path) -> None:
+    write_bytes(a, b"x")
+    write_bytes(b, b"x")
+
+
+def write_both(a: Path, b: Path) -> None:
+    write_files({a: b"x", b: b"x"})
+
 
 def test_json_and_tensors_come_back_as_they_were(tmp_path):
     write_json(tmp_path / "deep" / "a.json", {"x": [1, 2.5, "é"]})
@@ -71,6 +82,29 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
         fail_half_way()
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("write", [write_each, write_both])
+def test_a_file_is_on_disk_before_it_gets_its_name_and_its_name_is_before_the_end(tmp_path, monkeypatch, write):
+    """By the calls: what a loss of power leaves is not to be seen here."""
+    calls = []
+
+    def flushed(descriptor: int) -> None:
+        calls.append(("flush", Path(f"/proc/self/fd/{descriptor}").resolve().name))
+        REAL_FSYNC(descriptor)
+
+    def named(old: str, new: Path) -> None:
+        calls.append(("name", Path(old).name, Path(new).name))
+        REAL_REPLACE(old, new)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", named)
+    write(tmp_path / "a", tmp_path / "b")
+    for place, (what, *names) in enumerate(calls):
+        if what == "name":
+            assert ("flush", names[0]) in calls[:place]
+            assert ("flush", tmp_path.name) in calls[place:]
+    assert [names[1] for what, *names in calls if what == "name"] == ["a", "b"]
 
 
 def test_several_files_come_back_and_nothing_else(tmp_path):

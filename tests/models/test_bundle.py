@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from optcov.bundle import directory as directories
 from optcov.networks import Backbone, HeadedNetwork, TimeArgument, fingerprint
 from optcov.sampling import sample
 from small_bundles import SHAPE, small_bundle, small_head, small_numbers, small_unet
+from warm_commands import WarmCommands
 
 
 @pytest.fixture(scope="module")
@@ -303,15 +302,15 @@ for number in range(100_000):
 """
 
 
-def test_a_killed_writer_leaves_a_whole_directory(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_whole_directory(commands: WarmCommands, tmp_path: Path) -> None:
     target = tmp_path / "d"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(20):
-        process.stdout.readline()
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    writer = commands.start_code(WRITER, target, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while len(writer.said().splitlines()) < 20:
+        assert time.monotonic() < deadline, "the writer did not write"
+        time.sleep(0.01)
+    writer.signal(signal.SIGKILL)
+    assert writer.wait().code == -signal.SIGKILL
     assert int((target / "a").read_text()) >= 19
     assert (target / "a").read_text() == (target / "b").read_text()
 

@@ -19,6 +19,7 @@ from optcov.bundle import Bundle
 from optcov.cli import app
 from small_bundles import save_with_images
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 FIT = ["--heads", "npr", "--batch-size", "4", "--times", "3", "--measure-images", "4", "--calibration-samples", "0"]
 
 

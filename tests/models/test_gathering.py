@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from optcov import storage
 from optcov.data import ImageSet
 from optcov.metrics import Extractor, FeatureStatistics, MetricError, gather_statistics, measure_kernel
 from optcov.metrics.gathering import kept_rows, progress_file
+from warm_commands import WarmCommands
 
 
 def some_images(n: int = 107, seed: int = 0) -> ImageSet:
@@ -78,17 +76,15 @@ from optcov.metrics import Extractor, gather_statistics
 generator = torch.Generator().manual_seed(0)
 images = ImageSet(torch.randint(0, 256, (107, 1, 28, 28), generator=generator, dtype=torch.uint8), name="noise")
 mine = Extractor(lambda images: images.flatten(1)[:, :6].float() / 255, "FD-mine")
-for step in gather_statistics(images, mine, Path({path!r}), rows=20, batch=10, keep_every=2):
+for step in gather_statistics(images, mine, Path("killed.npz"), rows=20, batch=10, keep_every=2):
     if step.done == 70:
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bytes(commands: WarmCommands, tmp_path: Path) -> None:
     killed, straight = tmp_path / "killed.npz", tmp_path / "straight.npz"
-    code = KILLED.format(path=str(killed))
-    ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert commands.start_code(KILLED, cwd=tmp_path).wait().code == -signal.SIGKILL
     assert not killed.exists()
     assert gather(some_images(), killed)[0] == 60
     gather(some_images(), straight)

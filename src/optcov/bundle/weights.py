@@ -232,13 +232,14 @@ def _build_and_fill(
     weights: Path,
     check: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
-    """Build without memory, compare every shape and type with the file, and only then build for real."""
+    """Build without memory, compare every shape and type with the file, and only then take the file's weights."""
     try:
         with torch.device("meta"):
             empty = build().eval()
     except BUILDING_ERRORS as error:
         raise BundleError(f"{config} describes no network that can be built: {brief(error)}") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
+    described = empty.state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in described.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(set(expected) | set(found)):
         if expected.get(name) != found.get(name):
@@ -251,10 +252,23 @@ def _build_and_fill(
             raise BundleError(f"{weights}: {name[:80]!r} {no_plain_floats(tensor)}")
     if check is not None:
         check(empty)
-    with torch.random.fork_rng(devices=[]):  # the initial weights are thrown away; the caller's noise is not
-        module = build()
-    module.load_state_dict({name: _unpacked(tensor, name, weights) for name, tensor in tensors.items()})
+    # copies: a file's bytes lie in memory as they come, where products of matrices may round otherwise
+    known = {
+        name: _unpacked(tensor, name, weights).to(described[name].dtype, copy=True) for name, tensor in tensors.items()
+    }
+    module = empty
+    module.load_state_dict(known, assign=True)
+    if _lacks_memory(module):  # what no file holds, such as a table of positions
+        with torch.random.fork_rng(devices=[]):  # the initial weights are thrown away; the caller's noise is not
+            module = build()
+        module.load_state_dict(known)
     return module.eval().requires_grad_(False)
+
+
+def _lacks_memory(module: nn.Module) -> bool:
+    """Whether a tensor of the module has a shape but no numbers."""
+    held = (value for part in module.modules() for value in (*vars(part).values(), *part._buffers.values()))
+    return any(isinstance(value, Tensor) and value.is_meta for value in held)
 
 
 def _packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

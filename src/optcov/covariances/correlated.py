@@ -24,7 +24,7 @@ from torch import Tensor
 from optcov.covariances.base import Covariance, Example, Row
 from optcov.covariances.residual import Residual
 from optcov.covariances.squared_noise import SquaredNoise
-from optcov.gaussian import PLAIN, Basis, Correlated, CovarianceShape, Diagonal, Spectral
+from optcov.gaussian import PLAIN, Basis, Correlated, CovarianceShape, Diagonal, Spectral, per_sample
 from optcov.prediction import Prediction
 from optcov.schedule import Time
 from optcov.text_table import in_one_line
@@ -151,10 +151,9 @@ class _CorrelatedHead(BySpectrum):
         prediction = example.prediction
         variance = cls.base().second_moment(prediction)
         assert isinstance(variance, Diagonal)
-        factor = prediction.factor("velocity").to(example.x_0)
-        v = variance.variance / (factor.reshape(-1, *[1] * (example.x_0.ndim - 1)) if factor.ndim else factor)
-        mean = v.flatten(1).mean(1).clamp(min=torch.finfo(v.dtype).tiny).reshape(-1, *[1] * (v.ndim - 1))
-        return example.residual("velocity") / torch.maximum(v, LEAST_SHARE * mean).sqrt()
+        v = variance.variance / per_sample(prediction.factor("velocity"), variance.variance)
+        mean = v.flatten(1).mean(1).clamp(min=torch.finfo(v.dtype).tiny)
+        return example.residual("velocity") / torch.maximum(v, LEAST_SHARE * per_sample(mean, v)).sqrt()
 
 
 @final

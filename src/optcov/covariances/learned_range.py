@@ -54,7 +54,7 @@ class LearnedRange(Covariance):
         v = prediction.heads["range"]
         share = (v.clamp(-1, 1) + 1) / 2
         log_variance = share * per_sample(high, v) + (1 - share) * per_sample(low, v)
-        return Gaussian(bridge.apply(posterior, anchor).mean, Diagonal(torch.exp(log_variance)))
+        return Gaussian(bridge.apply(posterior, anchor).mean, Diagonal(log_variance.exp(), nonnegative=True))
 
     @classmethod
     def regression(cls, example: Example, unit: str) -> Regression:

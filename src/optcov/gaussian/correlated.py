@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian.basis import PLAIN, Basis
-from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, sum_pixels
+from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, per_sample, require_nonnegative, sum_pixels
 
 
 @final
@@ -176,21 +176,13 @@ def _dense(power: Tensor, basis: Basis) -> Tensor:
 
 def _per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
     """A coefficient, () or (B,), for what has one entry for all samples, or one for each."""
-    if coefficient.ndim == 0:
-        return coefficient
-    if len(like) not in (1, len(coefficient)):
-        raise ValueError(
-            f"a per-sample coefficient has {len(coefficient)} entries, but the batch has {len(like)} samples; pass one "
-            f"number, or one number per sample"
-        )
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return coefficient.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
+    one_for_all = coefficient.ndim and len(like) == 1
+    return per_sample(coefficient, like.expand(len(coefficient), *like.shape[1:]) if one_for_all else like)
 
 
 def _root(values: Tensor, name: str) -> Tensor:
-    """Square roots, to draw with; NaN stays, since a loop that draws finds it and says at which step it arose."""
-    if bool((values < 0).any()):
-        raise ValueError(f"{name} has negative entries, so that nothing can be drawn; clamp them at 0 first")
+    """Square roots, to draw with."""
+    require_nonnegative(values, name)
     return values.sqrt()
 
 

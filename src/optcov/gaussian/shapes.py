@@ -56,11 +56,17 @@ def check_dense(like: Tensor) -> int:
     return d
 
 
+def require_nonnegative(values: Tensor, name: str) -> None:
+    """Refuse to draw by negative variances; NaN stays: a loop that draws finds it, and says at which step it arose."""
+    if bool((values < 0).any()):
+        raise ValueError(f"{name} has negative entries, so that nothing can be drawn; clamp them at 0 first")
+
+
 class CovarianceShape(Protocol):
     """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
 
     def affine(self, factor: Tensor, variance: Tensor) -> CovarianceShape:
-        """Multiply by a factor and add variance * I; both are () or (B,)."""
+        """Multiply by a factor and add variance * I; both are () or (B,), and not negative."""
         ...
 
     def clamped(self, upper: float | None) -> tuple[CovarianceShape, ClampCounts]:
@@ -115,6 +121,9 @@ class ClampCounts:
 class Elementwise(ABC):
     """Shared by the two shapes without correlations."""
 
+    variance: Tensor
+    nonnegative: bool  # known by how it was made: to look at the values would make a device wait
+
     @abstractmethod
     def diagonal(self, like: Tensor) -> Tensor:
         """Variances, broadcastable to `like` (B, *D)."""
@@ -123,6 +132,8 @@ class Elementwise(ABC):
         return self.diagonal(x) * x
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
+        if not self.nonnegative:
+            require_nonnegative(self.variance, "variance")
         return self.diagonal(noise).sqrt() * noise
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
@@ -132,7 +143,7 @@ class Elementwise(ABC):
         return sum_pixels(self.diagonal(like).log().expand_as(like))
 
     def floored(self, least: float, like: Tensor) -> Diagonal:
-        return Diagonal(self.diagonal(like).clamp(min=least).expand_as(like))
+        return Diagonal(self.diagonal(like).clamp(min=least).expand_as(like), least >= 0)
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:
         return self.diagonal(like).reciprocal()
@@ -148,6 +159,7 @@ class Isotropic(Elementwise):
     """variance * I, with one variance for all samples, (), or one per sample, (B,)."""
 
     variance: Tensor
+    nonnegative: bool = False
 
     def __post_init__(self) -> None:
         if self.variance.ndim > 1:
@@ -157,11 +169,11 @@ class Isotropic(Elementwise):
             )
 
     def affine(self, factor: Tensor, variance: Tensor) -> Isotropic:
-        return Isotropic(variance + factor * self.variance)
+        return Isotropic(variance + factor * self.variance, self.nonnegative)
 
     def clamped(self, upper: float | None) -> tuple[Isotropic, ClampCounts]:
         inside, counts = Diagonal(self.variance).clamped(upper)
-        return Isotropic(inside.variance), counts
+        return Isotropic(inside.variance, inside.nonnegative), counts
 
     def diagonal(self, like: Tensor) -> Tensor:
         """The variance, () or (B, 1, ..., 1)."""
@@ -174,16 +186,17 @@ class Diagonal(Elementwise):
     """diag(variance), with one variance per pixel, (B, *D)."""
 
     variance: Tensor
+    nonnegative: bool = False
 
     def affine(self, factor: Tensor, variance: Tensor) -> Diagonal:
         if factor.ndim or variance.ndim:
             factor, variance = per_sample(factor, self.variance), per_sample(variance, self.variance)
-        return Diagonal(variance + factor * self.variance)
+        return Diagonal(variance + factor * self.variance, self.nonnegative)
 
     def clamped(self, upper: float | None) -> tuple[Diagonal, ClampCounts]:
         above = 0 if upper is None else torch.count_nonzero(self.variance > upper)
         counts = ClampCounts(torch.count_nonzero(self.variance < 0), above, self.variance.numel())
-        return Diagonal(self.variance.clamp(0.0, upper)), counts
+        return Diagonal(self.variance.clamp(0.0, upper), nonnegative=True), counts
 
     def diagonal(self, like: Tensor) -> Tensor:
         return self.variance
