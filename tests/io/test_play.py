@@ -96,7 +96,7 @@ def test_more_noise_makes_the_model_less_sure(classes):
 def test_bits_per_dim_come_least_first_with_the_probability_of_each_class(classes, plain):
     rows, chances = actions.score(classes, drawing(), 3, 0)
     assert [bits for _, bits in rows] == sorted(bits for _, bits in rows)
-    assert {"NPR-DDPM", "SN-DDPM", "DDPM, beta"} <= {name for name, _ in rows}
+    assert {"NPR-DDPM", "SN-DDPM", "A-DDPM", "DDPM, beta"} <= {name for name, _ in rows}
     assert list(chances) == ["class 0", "class 1", "class 2"]
     assert sum(chances.values()) == pytest.approx(1)
     assert actions.score(plain, drawing(), 3, 0)[1] == {}
