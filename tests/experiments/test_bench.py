@@ -23,7 +23,8 @@ def test_every_benchmark_gives_a_positive_ratio(name: str) -> None:
     (result,) = run_benchmarks([name], TINY, memory=False)
     assert result.name == name
     assert result.ratio > 0
-    assert (result.low, result.high) == (0, math.inf)  # two rounds cannot tell
+    assert (result.low, result.high) == (None, None)  # two rounds cannot tell
+    assert result.words() == f"{result.ratio:.3f}"
     assert result.rounds == 2
     assert result.peak_megabytes is None
 
@@ -47,7 +48,10 @@ def test_rounds_end_when_the_time_is_used_up_but_there_are_enough_for_an_interva
     monkeypatch.setitem(BENCHMARKS, "naps", lambda size: Contest("a", lambda: None, "b", lambda: None, bound=1e9))
     (result,) = run_benchmarks(["naps"], BenchSize(rounds=1000, seconds=0), memory=False)
     assert result.rounds == FEWEST
+    assert result.low is not None
+    assert result.high is not None
     assert 0 < result.low <= result.ratio <= result.high
+    assert result.words() == f"{result.ratio:.3f} [{result.low:.3f}, {result.high:.3f}]"
 
 
 def test_unknown_benchmarks_are_refused() -> None:

@@ -17,6 +17,7 @@ dynamic_program    optimal trajectories of all K <= 100            all N rows of
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -53,13 +54,18 @@ class BenchResult:
     ours: str
     theirs: str
     ratio: float  # median over rounds
-    low: float  # a 95 % interval for it, by the sign test
-    high: float
+    low: float | None  # a 95 % interval for it, by the sign test; none of fewer than six rounds
+    high: float | None
     bound: float | None  # what it should not exceed
     ours_seconds: float  # median
     theirs_seconds: float
     rounds: int
     peak_megabytes: float | None  # largest resident size of a process that does our work alone
+
+    def words(self) -> str:
+        """The ratio with its interval."""
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.ratio:.3f}{interval}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -79,13 +85,14 @@ def _results(names: Sequence[str], size: BenchSize, memory: bool) -> Iterator[Be
         contest = BENCHMARKS[name](size)
         found = _timed(contest, size)
         middle, low, high = (share * contest.scale for share in paired_ratio(found["ours"], found["theirs"]))
+        known = math.isfinite(high)
         yield BenchResult(
             name,
             contest.ours_name,
             contest.theirs_name,
             middle,
-            low,
-            high,
+            low if known else None,
+            high if known else None,
             contest.bound,
             found["ours"].median,
             found["theirs"].median / contest.scale,

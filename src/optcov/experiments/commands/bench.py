@@ -42,7 +42,7 @@ def command(
         [
             (
                 f"{result.name}: {result.ours} / {result.theirs}",
-                f"{result.ratio:.3f} [{result.low:.3f}, {result.high:.3f}]",
+                result.words(),
                 f"{1000 * result.ours_seconds:.1f}",
                 f"{1000 * result.theirs_seconds:.1f}",
                 "-" if result.peak_megabytes is None else f"{result.peak_megabytes:.0f}",
