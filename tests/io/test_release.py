@@ -110,7 +110,8 @@ def test_the_wheel_that_the_sdist_makes_is_small_and_runs_the_demo_alone(tmp_pat
     assert {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "constraints.txt"} <= _files(sdist)
     assert wheel.stat().st_size < LARGEST_WHEEL
     names = zipfile.ZipFile(wheel).namelist()
-    for needed in ("py.typed", "models/fashion/config.json", "models/fashion-images/test.npz", "tables/paper/fid.json"):
+    models = ("models/fashion/config.json", "models/cifar10/config.json", "models/fashion-images/test.npz")
+    for needed in ("py.typed", *models, "experiments/tables/paper/fid.json"):
         assert f"optcov/{needed}" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "examples/"))]
     place = tmp_path / "installed"
