@@ -1,6 +1,6 @@
 """Peak memory of a closed-form fit over that of a bare forward pass, by the room for its features.
 
-    python benchmarks/fit_memory.py
+    python benchmarks/fit_memory.py        prints; python benchmarks/page.py keeps it as a line
 
 A U-Net whose heads read 64 channels at 64 x 64 pixels: 1 MB of features an image, 270 MB for the 256 images of the fit.
 Each case runs in a process of its own; memory is the largest resident size that the system saw.
@@ -8,17 +8,13 @@ Each case runs in a process of its own; memory is the largest resident size that
 
 from __future__ import annotations
 
-import resource
+import json
 import subprocess
 import sys
+from typing import Any
 
 ROOMS = (16, 64, 512)  # MB
 IMAGES, BATCH, SIDE = 256, 16, 64
-
-
-def peak() -> float:
-    """Largest resident size of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def run(room: int) -> None:
@@ -28,6 +24,7 @@ def run(room: int) -> None:
 
     from optcov import Schedule
     from optcov.data import ImageSet
+    from optcov.experiments.timing import peak_memory
     from optcov.fitting import fit_closed_form, new_heads, stage2
     from optcov.fitting.batches import Batches
     from optcov.networks import Backbone, HeadedNetwork
@@ -52,22 +49,21 @@ def run(room: int) -> None:
         stage2.CACHE_BYTES = room * 2**20
         tasks = new_heads(network, images.x_0(torch.arange(1)), ("sn", "npr"))
         fit_closed_form(network, tasks, Batches(images, network.schedule, BATCH), images=IMAGES)
-    print(peak())
+    print(peak_memory())
 
 
-def main() -> None:
-    """Print a row per room."""
-    if len(sys.argv) > 1:
-        return run(int(sys.argv[1]))
+def measure() -> dict[str, Any]:
+    """The peak of a forward pass in MB, and how much more a fit takes, by the room in MB."""
     found = {}
     for room in (0, *ROOMS):
         result = subprocess.run([sys.executable, __file__, str(room)], capture_output=True, text=True, check=True)
-        found[room] = float(result.stdout)
-    print(f"a forward pass: {found[0]:,.0f} MB")
-    for room in ROOMS:
-        print(f"a fit with room for {room:,} MB of features: {found[room] - found[0]:,.0f} MB more")
-    return None
+        found[room] = float(result.stdout.split()[-1])
+    more = {str(room): round(found[room] - found[0], 1) for room in ROOMS}
+    return {"batch": BATCH, "forward_megabytes": round(found[0], 1), "more_megabytes": more}
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        run(int(sys.argv[1]))
+    else:
+        print(json.dumps(measure()))

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parent.parent
 CELLS = ROOT / "measurements" / "fashion" / "bpd.jsonl"
 LABELS = {
     "beta": ("DDPM, beta", "0.6"),
-    "analytic": ("Analytic-DPM: a number per time", "tab:orange"),
-    "npr": ("NPR: a head of optcov", "tab:blue"),
+    "analytic": ("A-DDPM: one variance per timestep", "tab:orange"),
+    "npr": ("NPR-DDPM: one variance per pixel", "tab:blue"),
 }
 NOISE = 0.25  # of the VP SDE's times: noise of a standard deviation of about 0.5 beside the signal
 SHOWN = (1, 5, 8, 22)
@@ -57,7 +57,7 @@ def draw(axes: Any) -> None:
     axes.set_xlabel("steps")
     axes.set_ylabel("bits/dim of test images, lower is better")
     axes.set_title("Likelihood of one network by its covariance", fontsize=11)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -165,7 +165,7 @@ def readme_table(found: Measured, what: str) -> str:
     shown = {
         "bits": ("DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM"),
         "images": (
-            *("DDPM, beta-tilde", "A-DDPM", "SN-DDPM", "NPR-DDPM", "DDIM", "NPR-DDIM"),
+            *("DDPM, beta-tilde", "A-DDPM", "NPR-DDPM", "DDIM", "NPR-DDIM"),
             *("UniPC", "UniPC, Karras times", "Bridge 2M"),
         ),
     }[what]
@@ -228,9 +228,9 @@ def plot(found: Measured, path: Path) -> None:
             left.plot(list(row), values, color=_colour(name), marker="o", markersize=3, label=name)
     steps = sorted({K for row in found.bits.values() for K in row})
     left.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
-    left.set(title="bits/dim, evenly spaced timesteps", ylim=(3, 9))
-    left.set(yticks=[3, 4, 5, 6, 8], yticklabels=["3", "4", "5", "6", "8"])
-    left.legend(frameon=False, fontsize=8)
+    left.set(title="bits/dim, evenly spaced timesteps", ylim=(3, 13))
+    left.set(yticks=[3, 4, 5, 6, 8, 10], yticklabels=["3", "4", "5", "6", "8", "10"])
+    left.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.03, 1.02))
     shown = {name: row[PLOTTED] for name, row in found.images.items() if PLOTTED in row and name != "DDPM, beta"}
     best_last = sorted(shown, key=lambda name: -float(distance_entry(shown[name]).value or 0))
     for place, name in enumerate(best_last):

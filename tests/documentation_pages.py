@@ -29,6 +29,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "make demo": "installs the project; what it then runs, optcov demo, is run by test_release.py",
         "make test": "runs the tests, and they follow this page",
     },
+    "docs/benchmarks.md": {
+        "python benchmarks/page.py": "takes a quarter of an hour; test_bench_page.py runs its parts"
+    },
     "docs/data.md": {"optcov data": "fetches from the publishers; test_data.py fetches from a local mirror"},
     "docs/how-to/many-gpus.md": {
         "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_fitting_processes.py launch two",

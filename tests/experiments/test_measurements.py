@@ -207,7 +207,8 @@ def _number(result: dict[str, Any]) -> str:
 def _section(heading: str) -> list[str]:
     """The lines of docs/results-0.1.md below a heading, up to the next."""
     begin = RESULTS.index(heading) + 1
-    return RESULTS[begin : next(n for n in range(begin, len(RESULTS)) if RESULTS[n].startswith("#"))]
+    ends = (n for n in range(begin, len(RESULTS)) if RESULTS[n].startswith("#"))
+    return RESULTS[begin : next(ends, len(RESULTS))]
 
 
 def _table(heading: str) -> dict[str, list[str]]:

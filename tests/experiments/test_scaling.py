@@ -43,4 +43,21 @@ def test_durations_have_two_digits(scaling, seconds, shown):
 
 @pytest.mark.long
 def test_the_page_has_the_table_that_the_script_makes(scaling):
-    assert scaling.table() in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert scaling.table() in scaling.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_slopes_of_the_lines(scaling):
+    page = scaling.PAGE.read_text(encoding="utf-8")
+    assert scaling.inserted(page, {"slopes": scaling.slopes(scaling.read())}) == page
+
+
+def test_costs_are_proportional_to_evaluations(scaling):
+    found = {line["name"]: scaling.slope(line) for line in scaling.read()}
+    assert list(found) == list(scaling.AXES)
+    for name in ("fit", "samples", "table"):
+        assert 0.85 <= found[name] <= 1.15
+    assert found["network"] < 1
+
+
+def test_a_slope_is_that_of_a_power(scaling):
+    assert scaling.slope({"sizes": [1, 2, 8], "seconds": [3, 12, 192]}) == pytest.approx(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from class_bundles import class_bundle
 from command_line import CommandLine
-from optcov import Schedule
+from optcov import Schedule, play
 from optcov.bundle import Bundle
 from optcov.play import actions, inputs
 from small_bundles import SHAPE, small_bundle
@@ -96,7 +97,7 @@ def test_more_noise_makes_the_model_less_sure(classes):
 def test_bits_per_dim_come_least_first_with_the_probability_of_each_class(classes, plain):
     rows, chances = actions.score(classes, drawing(), 3, 0)
     assert [bits for _, bits in rows] == sorted(bits for _, bits in rows)
-    assert {"NPR-DDPM", "SN-DDPM", "DDPM, beta"} <= {name for name, _ in rows}
+    assert {"NPR-DDPM", "SN-DDPM", "A-DDPM", "DDPM, beta"} <= {name for name, _ in rows}
     assert list(chances) == ["class 0", "class 1", "class 2"]
     assert sum(chances.values()) == pytest.approx(1)
     assert actions.score(plain, drawing(), 3, 0)[1] == {}
@@ -182,9 +183,26 @@ def test_data_that_is_no_picture_is_refused(classes):
         inputs.check_playable(replace(classes, data_range=None))
 
 
+def test_a_visitor_who_leaves_while_a_request_is_on_its_way_is_no_error():
+    pytest.importorskip("gradio")
+    from starlette.requests import Request
+
+    from optcov.play.page import Leaving
+
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()  # raises if the visitor has left
+        raise AssertionError("the body never came")
+
+    async def left() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    asyncio.run(Leaving(page)({"type": "http", "method": "POST", "headers": []}, left, None))
+
+
 def test_without_gradio_the_command_says_how_to_get_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "optcov.play.page", raising=False)
+    monkeypatch.delattr(play, "page", raising=False)
     said = CommandLine(capsys)("play", "fashion")
     assert said.code == 2
     assert said.err == "error: optcov play needs gradio; install it by pip install 'optcov[play]'\n"

@@ -46,7 +46,7 @@ TASKS: Mapping[str, Mapping[str, str]] = {  # what one wants to do -> command ->
 }
 COMMANDS = [name for commands in TASKS.values() for name in commands]
 EXPERIMENTS = ("table", "report", "bench")  # commands of that room
-SUMMARY = "The optimal covariance of the reverse steps of a diffusion model you have."
+SUMMARY = "The best variance for each sampling step of a diffusion model you have."
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer keeps in different places
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 

@@ -36,11 +36,13 @@ def command(
     train_images: int = typer.Option(100, min=2, help="Training images that choose the optimal trajectories."),
     times: int = typer.Option(0, min=0, help="Use only this many evenly spaced timesteps; 0: all."),
     steps: str = typer.Option("10,25,50,100,200,1000", help="Numbers of steps K."),
-    covariances: str = typer.Option("", help="Covariances, separated by commas; default all that the bundle can do."),
+    covariances: str = typer.Option(
+        "", help="Covariances, separated by commas. By default all that the bundle can do."
+    ),
     eta: float = typer.Option(1.0, help="Forward process, above 0 up to 1. 1 is DDPM's."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     cdf: str = typer.Option("exact", help="Normal CDF of the last step: exact, or tanh as the authors approximate it."),
-    repeats: int = typer.Option(1, min=1, help="Repeat with so many seeds, and print mean and standard deviation."),
+    repeats: int = typer.Option(1, min=1, help="Repeat with this many seeds, and print mean and standard deviation."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
     batch_size: int = typer.Option(64, min=1, help="Images per network evaluation; does not change the result."),

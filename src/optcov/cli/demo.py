@@ -16,8 +16,8 @@ CLASSES_SHOWN = [0, 5, 7, 8]  # a T-shirt, a sandal, a sneaker, a bag
 NOISY = 0.25  # the time that test images are denoised from: noise of about half the signal
 STEPS_SCORED = [10, 25]
 LOOK = (
-    "look at the right column. Its bottom row is the error that the network really makes. NPR and SN know where it is. "
-    "A expects the same everywhere, beta far too much, beta-tilde none: hence its bits/dim."
+    "Look at the right column. Its bottom row is the error that the network really makes. NPR and SN know where it is. "
+    "A expects the same error everywhere. Beta expects far too much. Beta-tilde expects none, so its bits/dim are huge."
 )
 
 

@@ -45,13 +45,15 @@ def command(
     source: Path = typer.Argument(
         help="A diffusers pipeline or UNet2DModel on disk, a bundle, or an `optcov train` run."
     ),
-    data: str = typer.Argument(help="Training images, as for `optcov train`; captions in a metadata.csv beside them."),
+    data: str = typer.Argument(
+        help="Images from its training set: a directory, npz/npy, hf:NAME; captions in a metadata.csv."
+    ),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
     heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure the statistics per timestep."),
     kind: str = typer.Option(
         "auto", help="auto, timed, deep, conv or residual. Deep ones have hidden layers; residual ones train by AdamW."
     ),
-    images: int = typer.Option(4096, min=1, help="Images of a closed-form fit."),
+    images: int = typer.Option(4096, min=1, help="Images that the heads are fitted on."),
     paper_exact: bool = typer.Option(
         False, help="Fit as the paper does: squared error, linear output; residual heads with dropout."
     ),
@@ -65,17 +67,17 @@ def command(
     score_samples: int = typer.Option(
         0,
         min=0,
-        help="Choose the best checkpoint of residual heads by so many samples. 0: take the last.",
+        help="Choose the best checkpoint of residual heads by this many samples. 0: take the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
     score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
     times: int = typer.Option(100, min=0, help="Measure the statistics at this many timesteps. 0: at all."),
     measure_images: int = typer.Option(
-        96, min=0, help="Images per timestep. 0: take the statistics from the fit itself, without spectra."
+        96, min=0, help="Images measured at each timestep. 0: use those of the fit, and measure no spectra."
     ),
     calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
     evaluations: int = typer.Option(
-        0, min=0, help="Budget of network evaluations: scales the numbers of images. 0: as they are."
+        0, min=0, help="Network evaluations in all: scales the numbers of images. 0: leave them."
     ),
     half: bool = typer.Option(False, help="Round the network to float16 before the fit, to halve the bundle."),
     flip: bool = typer.Option(False, help="Mirror images at random, if the network was trained so."),
@@ -89,7 +91,7 @@ def command(
     empty_share: float = typer.Option(0.1, help="Share of images fitted without their label, for guidance."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of times and noise."),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace a bundle or an unfinished fit of other settings."
+        False, "--overwrite", help="Replace a bundle, or an unfinished fit with other settings."
     ),
     json: bool = typer.Option(False, "--json", help="Print the bundle's description as JSON, as optcov info does."),
 ) -> None:

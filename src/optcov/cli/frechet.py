@@ -24,8 +24,8 @@ def command(
     second: str = typer.Argument(help="The same; a data set with splits takes #train or #test at its end."),
     features: str = typer.Option("fashion", help="Feature extractor: fashion, lite0, inception or inception:FILE."),
     samples: int = typer.Option(2000, min=4, help="Images to draw from a BUNDLE:METHOD."),
-    steps: int = typer.Option(10, min=2, help="Reverse steps to draw them by."),
-    seed: int = typer.Option(0, callback=check_seed, help="Seed to draw them by."),
+    steps: int = typer.Option(10, min=2, help="Reverse steps of a BUNDLE:METHOD."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of a BUNDLE:METHOD."),
     kernel: bool = typer.Option(
         False, "--kernel", help="Measure the kernel distance, too. With inception it is always measured (KID)."
     ),

@@ -30,11 +30,11 @@ def command(
     out: Path | None = typer.Option(
         None,
         callback=check_out,
-        help="Directory for the images, or the picture with --compare; by default out/ and a name by what is drawn.",
+        help="Directory for the images; with --compare the picture. By default a place in out/.",
     ),
     method: str | None = typer.Option(
         None,
-        help="A method listed above. By default Bridge 2M; with --variance-map what suits the heads, such as NPR-DDIM.",
+        help="A method listed above. By default Bridge 2M; with --variance-map a method with a head, as NPR-DDIM.",
         show_default=False,
     ),
     steps: int = typer.Option(25, min=1, help="Number of reverse steps K."),

@@ -37,21 +37,22 @@ def command(
     head_dim: int = typer.Option(32, help="Channels per attention head."),
     dropout: float = typer.Option(0.0, help="Dropout in the blocks."),
     flip: bool = typer.Option(True, help="Mirror images at random."),
-    labels: int = typer.Option(0, help="Condition on the labels of so many classes; 0: do not."),
+    labels: int = typer.Option(0, help="Number of classes to condition on. 0: no labels."),
     empty_share: float = typer.Option(0.1, help="Share of labels left out, so that guidance works later."),
     prediction: str = typer.Option("epsilon", help="Its output: epsilon, sample, v_prediction or flow_prediction."),
     levels: str = typer.Option(
         "uniform", help="Times: uniform, or normal (log of noise over signal is normal, as in EDM)."
     ),
     start: Path | None = typer.Option(None, help="Begin with the weights of this network, run or bundle."),
-    split: str = typer.Option("train", help="Split of the data."),
+    split: str = typer.Option("train", help="Split of the data to train on."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of weights, order, times and noise."),
     checkpoint_every: int = typer.Option(1000, help="Steps between checkpoints."),
     keep: int = typer.Option(2, help="How many of the latest checkpoints stay."),
     keep_every: int = typer.Option(0, help="Checkpoints at multiples of this step stay too; 0 for none."),
     joint_heads: str = typer.Option("", help="Residual heads to train together with the mean, such as sn,npr."),
     score_samples: int = typer.Option(
-        0, help="Judge each checkpoint by the Frechet distance of so many samples and end with the best; 0: the last."
+        0,
+        help="Score each checkpoint by the Frechet distance of this many samples, and end with the best. 0: the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
     score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),

@@ -15,7 +15,7 @@ from optcov.schedule import check_whole
 HIDDEN = (0.35, 0.45, 0.75)  # the colour of pixels that a mask hides
 
 
-def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None, shown: int = 6) -> None:
+def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None, shown: int = 4) -> None:
     """Write the picture; one row per measurement."""
     shape = found.operator.shape
     if not _is_image(shape):
@@ -50,10 +50,10 @@ def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None
     for axes in panels.flat:
         axes.set(xticks=[], yticks=[])
     for axes, title in zip(panels[0], titles, strict=True):
-        axes.set_title(title, fontsize=8)
+        axes.set_title(title, fontsize=11)
     figure.colorbar(drawn, ax=panels, shrink=0.8, label="deviation")
     caption = f"{found.method}, {found.operator.name}, noise {found.noise_std:g}, {found.evaluations} evaluations"
-    figure.suptitle(caption, fontsize=9, parse_math=False)
+    figure.suptitle(caption, fontsize=11, parse_math=False)
     save(figure, path)
 
 

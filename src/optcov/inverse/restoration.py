@@ -63,7 +63,7 @@ class Restoration:
             rows.append(("systems not solved to the tolerance", f"{self.unsolved:.1%}"))
         return ("restoration", "value"), rows
 
-    def plot(self, path: str | Path, truth: Tensor | None = None, shown: int = 6) -> Path:
+    def plot(self, path: str | Path, truth: Tensor | None = None, shown: int = 4) -> Path:
         """Write measurement, mean, standard deviation, some samples and the truth if given as a PNG; return where."""
         from optcov.inverse.pictures import draw_restoration
 

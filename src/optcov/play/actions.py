@@ -58,9 +58,9 @@ def path_methods(bundle: Bundle) -> list[str]:
 
 
 def bound_methods(bundle: Bundle) -> list[str]:
-    """Those with a bound that needs no numbers per time, which one image alone cannot give."""
+    """Those with a finite bound."""
     rows = [find_method(name) for name in path_methods(bundle)]
-    return [r.name for r in rows if r.eta == 1 and not r.continuous and _covariance(r).number is None]
+    return [r.name for r in rows if r.eta == 1 and not r.continuous]
 
 
 def restoring_methods(bundle: Bundle) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, final
@@ -16,6 +17,7 @@ import gradio as gr
 from PIL import Image
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from optcov.bundle import Bundle
@@ -65,6 +67,7 @@ def build(bundle: Bundle, examples: Tensor | None = None) -> gr.Blocks:
 def launch(blocks: gr.Blocks, host: str, port: int | None) -> str:
     """Serve the page in threads of its own; returns its address. A port in use is an OSError."""
     guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(HERE))] if host in HERE else []
+    guard.append(Middleware(Leaving))
     _, address, _ = blocks.launch(
         server_name=host,
         server_port=port,
@@ -84,6 +87,19 @@ def launch(blocks: gr.Blocks, host: str, port: int | None) -> str:
         app_kwargs={"middleware": guard},
     )
     return str(address)
+
+
+@final
+class Leaving:
+    """A visitor who closes the page while a request is on its way is no error of the server."""
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer as the page does; if nobody is left to answer, end in silence."""
+        with suppress(ClientDisconnect):
+            await self.app(scope, receive, send)
 
 
 def in_one_sentence(action: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,34 +3,44 @@
 name               our work                                        against
 heads              a step with every head (convolution)            the bare forward pass
 heads_residual     a step with a residual head                     the bare forward pass
+correlated         a step that correlates pixels                   a step that does not
 sampler            optcov.sample with an NPR head                  diffusers' DDPMPipeline, same network
+sampler_plain      optcov.sample without a head                    the same
+sampler_loaded     the same                                        the same, laid out as diffusers loads it
 sampler_ddim       the same by DDIM's forward process              diffusers' DDIMPipeline, same network
 stage2             an AdamW step for SN and NPR                    the bare forward pass
 closed_form        a pass of Fisher scoring for SN and NPR         the bare forward pass
 sweep              a sweep's work outside the network, at t = N    a loop over all s
+sweep_share        the same for one batch                          the bare forward pass
 dynamic_program    optimal trajectories of all K <= 100            all N rows of the table
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from optcov.experiments.bench import work
-from optcov.experiments.bench.work import BenchSize, Contest
-from optcov.experiments.timing import interleaved, ratio
+from optcov.experiments.bench.work import FEWEST, BenchSize, Contest
+from optcov.experiments.timing import Timing, interleaving, paired_ratio
 
 BENCHMARKS: dict[str, Callable[[BenchSize], Contest]] = {
     "heads": work.heads,
     "heads_residual": work.heads_residual,
+    "correlated": work.correlated,
     "sampler": work.sampler,
+    "sampler_plain": work.sampler_plain,
+    "sampler_loaded": work.sampler_loaded,
     "sampler_ddim": work.sampler_ddim,
     "stage2": work.stage2,
     "closed_form": work.closed_form,
     "sweep": work.sweep,
+    "sweep_share": work.sweep_share,
     "dynamic_program": work.dynamic_program,
 }
 
@@ -44,11 +54,18 @@ class BenchResult:
     ours: str
     theirs: str
     ratio: float  # median over rounds
-    error: float  # standard error of the ratio
+    low: float | None  # a 95 % interval for it, by the sign test; none of fewer than six rounds
+    high: float | None
+    bound: float | None  # what it should not exceed
     ours_seconds: float  # median
     theirs_seconds: float
     rounds: int
     peak_megabytes: float | None  # largest resident size of a process that does our work alone
+
+    def words(self) -> str:
+        """The ratio with its interval."""
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.ratio:.3f}{interval}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -66,19 +83,32 @@ def run_benchmarks(names: Sequence[str], size: BenchSize, memory: bool = True) -
 def _results(names: Sequence[str], size: BenchSize, memory: bool) -> Iterator[BenchResult]:
     for name in names:
         contest = BENCHMARKS[name](size)
-        found = interleaved({"ours": contest.ours, "theirs": contest.theirs}, size.rounds)
-        share, error = ratio(found["ours"], found["theirs"])
+        found = _timed(contest, size)
+        middle, low, high = (share * contest.scale for share in paired_ratio(found["ours"], found["theirs"]))
+        known = math.isfinite(high)
         yield BenchResult(
             name,
             contest.ours_name,
             contest.theirs_name,
-            share * contest.scale,
-            error * contest.scale,
+            middle,
+            low if known else None,
+            high if known else None,
+            contest.bound,
             found["ours"].median,
             found["theirs"].median / contest.scale,
-            size.rounds,
+            len(found["ours"].seconds),
             peak_of(name, size) if memory else None,
         )
+
+
+def _timed(contest: Contest, size: BenchSize) -> dict[str, Timing]:
+    """As many rounds as were asked for, or as fit into the time."""
+    begin = time.perf_counter()
+    found: dict[str, Timing] = {}
+    for found in interleaving({"ours": contest.ours, "theirs": contest.theirs}, size.rounds):
+        if len(found["ours"].seconds) >= FEWEST and time.perf_counter() - begin > size.seconds:
+            break
+    return found
 
 
 def peak_of(name: str, size: BenchSize) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -33,6 +35,7 @@ LOOP_STEPS = 10  # of the loop over s that are timed and scaled up
 PLAIN_ROWS = 12  # of the table of the dynamic program that are timed and scaled up
 LONGEST = 100  # largest K of the dynamic program
 SAMPLER_STEPS = 3
+FEWEST = 9  # rounds; six would do for an interval
 
 
 @final
@@ -40,11 +43,12 @@ SAMPLER_STEPS = 3
 class BenchSize:
     """How large the work is."""
 
-    rounds: int = 15
+    rounds: int = 15  # at most
     batch: int = 32
     image_size: int = 28
     channels: tuple[int, ...] = (32, 64, 96)
     times: int = 1000  # N of the sweep and the dynamic program
+    seconds: float = math.inf  # of a contest; the rounds that fit are run, but no fewer than FEWEST
 
 
 @final
@@ -57,11 +61,12 @@ class Contest:
     theirs_name: str
     theirs: Work
     scale: float = 1.0
+    bound: float | None = None  # what the ratio should not exceed
 
 
 def heads(size: BenchSize) -> Contest:
     """A reverse step that evaluates SN and NPR convolution heads and draws."""
-    return _step(size, {name: _conv_head(size) for name in ("npr", "sn")}, "a step with SN and NPR heads")
+    return _step(size, {name: _conv_head(size) for name in ("npr", "sn")}, "a step with SN and NPR heads", bound=1.02)
 
 
 def heads_residual(size: BenchSize) -> Contest:
@@ -71,11 +76,40 @@ def heads_residual(size: BenchSize) -> Contest:
     return _step(size, {"npr": head}, "a step with a residual NPR head")
 
 
+def correlated(size: BenchSize) -> Contest:
+    """A reverse step that correlates pixels against one that does not, with the same head."""
+    process, x_t, noise = _stepping(size, _unet(size), {"npr": _conv_head(size)})
+    frequency = 1 + torch.arange(size.image_size, dtype=torch.float64)
+    spectrum = (100 / (frequency[:, None].square() + frequency.square())).unsqueeze(0)
+    pixels = ReverseProcess(process.network, process.forward, "npr_correlated", spectrum=spectrum)
+    steps = (_one_step(of, x_t, noise) for of in (pixels, process))
+    return Contest("a step of correlated NPR", next(steps), "a step of NPR", next(steps), bound=1.03)
+
+
 def sampler(size: BenchSize) -> Contest:
     """Our sampler with a head against diffusers' DDPM pipeline on the same U-Net."""
     from diffusers import DDPMPipeline, DDPMScheduler
 
     return _pipeline(size, 1.0, "optcov.sample, NPR-DDPM", lambda unet: DDPMPipeline(unet, DDPMScheduler()))
+
+
+def sampler_plain(size: BenchSize) -> Contest:
+    """Our sampler without a head against the same pipeline: the same steps and the same variance."""
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    build = partial(DDPMPipeline, scheduler=DDPMScheduler())
+    return _pipeline(size, 1.0, "optcov.sample, no head", build, head=False)
+
+
+def sampler_loaded(size: BenchSize) -> Contest:
+    """The same, with the pipeline's network laid out as diffusers loads it: not channels last."""
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    def build(unet: nn.Module) -> Any:
+        return DDPMPipeline(_laid_out(copy.deepcopy(unet), torch.contiguous_format), DDPMScheduler())
+
+    found = _pipeline(size, 1.0, "optcov.sample, no head", build, head=False)
+    return replace(found, theirs_name="DDPMPipeline as diffusers loads it", bound=1.0)
 
 
 def sampler_ddim(size: BenchSize) -> Contest:
@@ -97,7 +131,7 @@ def stage2(size: BenchSize) -> Contest:
         objective(batch).mean().backward()
         optimizer.step()
 
-    return Contest("an AdamW step for SN and NPR", step, "the bare forward pass", _forward(unet, batch.x_0))
+    return Contest("an AdamW step for SN and NPR", step, "the bare forward pass", _forward(unet, batch.x_0), bound=1.06)
 
 
 def closed_form(size: BenchSize) -> Contest:
@@ -119,12 +153,34 @@ def closed_form(size: BenchSize) -> Contest:
             transposed_product(task.module, rows, regressions[name].target * torch.exp(-log_g) - 1)
 
     return Contest(
-        "a batch of Fisher scoring for SN and NPR", score, "the bare forward pass", _forward(unet, batch.x_0)
+        "a batch of Fisher scoring for SN and NPR",
+        score,
+        "the bare forward pass",
+        _forward(unet, batch.x_0),
+        bound=1.06,
     )
 
 
 def sweep(size: BenchSize) -> Contest:
     """Prices of all steps from t = N for one batch, outside the network, against a loop over s."""
+    batch, time, loop = _sweeping(size)
+
+    def ours() -> None:
+        batch()
+        time()
+
+    return Contest("the sweep at t = N", ours, "a loop over all s", loop, LOOP_STEPS / (size.times - 1))
+
+
+def sweep_share(size: BenchSize) -> Contest:
+    """What a sweep does with one batch outside the network, against the network on that batch."""
+    batch, _, _ = _sweeping(size)
+    forward = _forward(_unet(size), _batch(size).x_0)
+    return Contest("the sweep's own work on a batch", batch, "the bare forward pass", forward, bound=0.03)
+
+
+def _sweeping(size: BenchSize) -> tuple[Work, Work, Work]:
+    """A sweep's work per batch, what it does once per time, and some steps of a loop over s instead of both."""
     N, shape = size.times, _shape(size)
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(0, 256, shape, generator=generator) / 127.5 - 1
@@ -138,21 +194,24 @@ def sweep(size: BenchSize) -> Contest:
     grid = TimeGrid(process.forward, range(1, N + 1))
     sums = Sums(process, grid, PricedCovariances(["npr"], process.forward, {}), ["paper"], "exact", 8, x_0[0].numel())
     group = torch.arange(size.batch) % 8
-    seen = observe(process, x_0, N, noise)
+    seen, columns = observe(process, x_0, N, noise), [TimeColumn(sums, N - 1)]
 
     @torch.no_grad()
-    def ours() -> None:
+    def batch() -> None:
         eps = seeded_noise(schedule, 0, range(size.batch), shape[1:], torch.float32)(N)
-        column: TimeColumn = TimeColumn(sums, N - 1)
-        column.add(observe(process, x_0, N, eps), eps.double(), group)
-        sums.finish(N - 1, column)
+        columns[0].add(observe(process, x_0, N, eps), eps.double(), group)
+
+    @torch.no_grad()
+    def time() -> None:
+        sums.finish(N - 1, columns[0])
+        columns[0] = TimeColumn(sums, N - 1)
 
     @torch.no_grad()
     def loop() -> None:
         for s in torch.linspace(1, N - 1, LOOP_STEPS).long().tolist():
             transition_cost(process, seen, s)
 
-    return Contest("the sweep at t = N", ours, "a loop over all s", loop, LOOP_STEPS / (N - 1))
+    return batch, time, loop
 
 
 def dynamic_program(size: BenchSize) -> Contest:
@@ -179,9 +238,10 @@ def dynamic_program(size: BenchSize) -> Contest:
     )
 
 
-def _pipeline(size: BenchSize, eta: float, name: str, build: Callable[[nn.Module], Any]) -> Contest:
+def _pipeline(size: BenchSize, eta: float, name: str, build: Callable[[nn.Module], Any], head: bool = True) -> Contest:
     unet, schedule = _unet(size), Schedule.linear()
-    process = ReverseProcess(_headed(unet, {"npr": _conv_head(size)}), ForwardProcess(schedule, eta), "npr")
+    network = _headed(unet, {"npr": _conv_head(size)} if head else {}).with_schedule(schedule)
+    process = ReverseProcess(network, ForwardProcess(schedule, eta), "npr" if head else "beta_tilde")
     pipeline = build(unet)
     pipeline.set_progress_bar_config(disable=True)
     trajectory = Trajectory.even(schedule, SAMPLER_STEPS)
@@ -193,21 +253,35 @@ def _pipeline(size: BenchSize, eta: float, name: str, build: Callable[[nn.Module
     )
 
 
-def _step(size: BenchSize, modules: dict[str, Any], name: str) -> Contest:
+def _step(size: BenchSize, modules: dict[str, Any], name: str, bound: float | None = None) -> Contest:
     unet = _unet(size)
-    schedule = Schedule.linear()
-    process = ReverseProcess(_headed(unet, modules), ForwardProcess(schedule), "npr")
-    x_t, noise = _batch(size).noise, torch.randn(_shape(size), generator=torch.Generator().manual_seed(1))
+    process, x_t, noise = _stepping(size, unet, modules)
+    return Contest(name, _one_step(process, x_t, noise), "the bare forward pass", _forward(unet, x_t), bound=bound)
 
+
+def _stepping(size: BenchSize, unet: nn.Module, modules: dict[str, Any]) -> tuple[ReverseProcess, Tensor, Tensor]:
+    """A process with these heads, and where a step of it starts: x_t and the noise."""
+    process = ReverseProcess(_headed(unet, modules), ForwardProcess(Schedule.linear()), "npr")
+    return process, _batch(size).noise, torch.randn(_shape(size), generator=torch.Generator().manual_seed(1))
+
+
+def _one_step(process: ReverseProcess, x_t: Tensor, noise: Tensor) -> Work:
     @torch.no_grad()
     def step() -> object:
         return process.step_from(process.predict(x_t, 500), 400).sample(noise)
 
-    return Contest(name, step, "the bare forward pass", _forward(unet, x_t))
+    return step
 
 
 def _unet(size: BenchSize) -> nn.Module:
-    return build_unet((1, size.image_size, size.image_size), size.channels).eval().requires_grad_(False)
+    """Channels last, as `optcov.load` lays a network out."""
+    unet = build_unet((1, size.image_size, size.image_size), size.channels).eval().requires_grad_(False)
+    return _laid_out(unet, torch.channels_last)
+
+
+def _laid_out(unet: nn.Module, layout: torch.memory_format) -> nn.Module:
+    unet.to(memory_format=layout)  # type: ignore[call-overload]
+    return unet
 
 
 def _headed(unet: nn.Module, modules: dict[str, Any]) -> HeadedNetwork:

@@ -12,7 +12,7 @@ from optcov.progress import track
 
 def command(
     names: list[str] = typer.Argument(None, help="Which benchmarks; default all."),
-    rounds: int = typer.Option(15, min=2, help="Rounds. The median of their ratios is reported."),
+    rounds: int = typer.Option(15, min=2, help="Rounds. Reported are the median of their ratios and its interval."),
     batch_size: int = typer.Option(32, min=2, help="Images at once."),
     memory: bool = typer.Option(True, help="Also measure the peak memory of each, in a process of its own."),
     out: Path = typer.Option(Path("out/bench.json"), help="JSON file."),
@@ -37,12 +37,12 @@ def command(
         print_json(content)
         return
     print_table(
-        f"medians of the ratios of {rounds} rounds in turns, batch {batch_size}",
+        f"medians of the ratios of {rounds} rounds in turns, with 95 % intervals, batch {batch_size}",
         ("ours / against", "ratio", "ours, ms", "against, ms", "peak, MB"),
         [
             (
                 f"{result.name}: {result.ours} / {result.theirs}",
-                f"{result.ratio:.3f} ± {result.error:.3f}",
+                result.words(),
                 f"{1000 * result.ours_seconds:.1f}",
                 f"{1000 * result.theirs_seconds:.1f}",
                 "-" if result.peak_megabytes is None else f"{result.peak_megabytes:.0f}",

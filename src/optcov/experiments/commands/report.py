@@ -26,7 +26,7 @@ def command(
     out: Path = typer.Option(Path("out/report.html"), help="The page."),
     figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
     title: str = typer.Option("", help="Heading of the page."),
-    quick: bool = typer.Option(False, "--quick", help="Draw less of the bundle."),
+    quick: bool = typer.Option(False, "--quick", help="Draw fewer samples and maps."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of what is drawn of the bundle."),
     json: bool = typer.Option(False, "--json", help="Print what the page has as JSON."),
 ) -> None:

@@ -60,16 +60,20 @@ def command(
     out: Path = typer.Option(
         Path("out/tables"), callback=check_out, help="Directory of the tables and their cells, shared by all tables."
     ),
-    quick: bool = typer.Option(False, "--quick", help="Minutes on two cores."),
+    quick: bool = typer.Option(False, "--quick", help="A small version: minutes on two cores."),
     full: bool = typer.Option(False, "--full", help="As many images and steps as in the paper."),
-    schedules: str = typer.Option("", help="linear, cosine, vp_sde or own, by commas; default by bundle and size."),
+    schedules: str = typer.Option(
+        "", help="linear, cosine, vp_sde or own, as in linear,cosine. The default depends on the bundle."
+    ),
     features: str = typer.Option(
-        "", help="Feature extractor: fashion, lite0, inception, inception:FILE; default by shape."
+        "", help="Feature extractor: fashion, lite0, inception, inception:FILE. By default by the images' shape."
     ),
     reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),
     method: list[str] = typer.Option([], help="fid, peers, bpd: only this row, such as SN-DDIM; may be repeated."),
-    steps: str = typer.Option("", help="fid, peers, bpd, iddpm, normalised: only these numbers of steps K, by commas."),
+    steps: str = typer.Option(
+        "", help="fid, peers, bpd, iddpm, normalised: only these numbers of steps K, as in 10,25."
+    ),
     samples: int | None = typer.Option(None, min=4, help="Images drawn for a distance."),
     images: int | None = typer.Option(None, min=1, help="Test images scored for bits/dim."),
     train_images: int | None = typer.Option(None, min=1, help="Training images that choose the trajectories."),

@@ -115,13 +115,17 @@ def draw_mixture(results: list[MixtureResult], steps: int, path: Path) -> None:
     rows = -(-len(results) // columns)
     figure = new_figure(2.2 * columns, 2.45 * rows)
     figure.suptitle(f"The same perfect network, {steps} steps, every method (sliced Wasserstein distance to the data)")
-    for axes, result in zip(figure.subplots(rows, columns).flat, results, strict=False):
+    panels = list(figure.subplots(rows, columns).flat)
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, result in zip(panels, results, strict=False):
         _panel(axes, result)
     save(figure, path)
 
 
 def _panel(axes: Any, result: MixtureResult) -> None:
     color = "#444444" if result.method == "data" else "#1f6fb4"
+    axes.set_axis_on()
     axes.scatter(*result.points.T, s=1.2, c=color, alpha=0.5, linewidths=0)
     axes.set(xlim=(-2, 2), ylim=(-2, 2), xticks=[], yticks=[], aspect="equal")
-    axes.set_title(f"{result.method}: {result.distance:.3f}", fontsize=9)
+    axes.set_title(f"{result.method}: {result.distance:.3f}", fontsize=10)
