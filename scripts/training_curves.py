@@ -1,7 +1,7 @@
 """The losses of the trainings in measurements/training as a picture, and a run's own log as such a file.
 
     python scripts/training_curves.py docs/images/training-curves.png
-    python scripts/training_curves.py measurements/training/NAME.jsonl RUN [RUN that goes on from its weights ...]
+    python scripts/training_curves.py measurements/training/NAME.jsonl RUN     adds a run, which may go on from the last
 
 A file has the settings of each run in a line, then the mean loss of every 100 steps.
 """
@@ -73,8 +73,8 @@ def main(path: str, *runs: str) -> None:
     """Draw, or record."""
     if not runs:
         return draw(path)
-    lines = [json.dumps(line) for run in runs for line in lines_of(Path(run))]
-    Path(path).write_text("\n".join(lines) + "\n")
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for run in runs for line in lines_of(Path(run)))
     return None
 
 
