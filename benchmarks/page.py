@@ -25,7 +25,7 @@ BEGIN, END = "<!-- made by benchmarks/page.py: {} -->", "<!-- /made: {} -->"
 MEMORY = "fit_memory"
 # glibc then keeps large blocks instead of returning them to the system: fresh pages cost more than a head does
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "8589934592"}
-ROUNDS, SECONDS = 201, 60.0  # of one benchmark, at most
+ROUNDS, SECONDS = 201, 40.0  # of one benchmark, at most
 
 Line = dict[str, Any]
 
@@ -101,7 +101,7 @@ def _verdict(line: Line) -> str:
 
 
 def _memory(line: Line) -> str:
-    rows = [f"| {room} MB | {extra:.0f} MB |" for room, extra in line["more_megabytes"].items()]
+    rows = [f"| {room} MB | {low:.0f} to {high:.0f} MB |" for room, (low, high) in line["more_megabytes"].items()]
     return "\n".join(
         [
             f"Measured on {line['date']}. A forward pass of {line['batch']} images peaks at "
