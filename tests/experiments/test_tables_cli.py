@@ -127,7 +127,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("optcov.bundle.Sampler.draw", None)
-    monkeypatch.setattr("optcov.experiments.bench.measure.interleaved", None)
+    monkeypatch.setattr("optcov.experiments.bench.measure.interleaving", None)
     for command in (("report", "--bundle", saved / "small"), ("bench", "dynamic_program", "--no-memory")):
         with pytest.raises(ValueError, match="it is a directory"):
             run(*command, "--out", tmp_path)

@@ -45,9 +45,13 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def stopped_by(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a fit that gets a signal when all is done but to write the bundle."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Bundle, "save", lambda *_: signal.raise_signal(number))
-        return fit()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background lets it be ignored
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Bundle, "save", lambda *_: signal.raise_signal(number))
+            return fit()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_fit_does_not_replace_the_bundle_of_another_fit_unless_told(here: Path) -> None:
