@@ -179,14 +179,16 @@ def test_its_bound_is_that_which_is_promised(fashion, tests, images):
 
 
 def test_the_model_of_cifar10_is_whole_and_its_heads_are_calibrated():
-    """It is at the beginning of its training (docs/training.md); its covariances hold all the same."""
+    """OCM's head is not, at high noise: docs/covariances.md says why."""
     model = bundle.load("cifar10")
     assert model.image_shape == (3, 32, 32)
     assert (model.classes, model.network.parameterisation) == (10, "v_prediction")
-    assert set(model.heads) == {"npr", "sn"}
+    assert set(model.heads) == {"npr", "sn", "ocm"}
     assert model.spectra is not None
+    assert len(model.trajectory(10, "optimal").times) == 10
     drawn = model.sample(2, method="CNPR-DDPM", steps=3, labels=3, progress=False)
     assert drawn.shape == (2, 3, 32, 32)
-    assert all(0.9 <= ratio <= 1.15 for head in model.provenance["calibration"].values() for ratio in head["ratio"])
+    calibration = model.provenance["calibration"]
+    assert all(0.9 <= ratio <= 1.1 for head in ("npr", "sn") for ratio in calibration[head]["ratio"])
     with pytest.raises(ValueError, match="no test images come with 'cifar10'"):
         bundle.test_images("cifar10")
