@@ -64,3 +64,18 @@ def test_level_and_pattern_of_sn_both_cost_a_little(measured, start):
     gap, error = SN[measured]["difference"], SN[measured]["standard_error"]
     assert row_of_page(start)[-1] == f"+{gap:.4f} ± {error:.4f}"
     assert gap > 3 * error
+
+
+@pytest.mark.parametrize("bundle", ["fashion", "cifar10"])
+def test_the_trace_of_the_jacobian_is_the_squared_error_at_low_noise_and_negative_at_high(bundle):
+    own = [line for line in lines("ocm-trace") if line["bundle"] == bundle]
+    errors = [f"{line['squared error']:.3f}" for line in own]
+    assert row_of_page(f"squared error, `{bundle}`")[1:] == errors
+    traces = [f"{line['trace'][0]:.3f}".replace("-", "−") for line in own]
+    assert row_of_page(f"(b² / a) trace / d, `{bundle}`")[1:] == traces
+    for line in own:
+        trace, error = line["trace"]
+        if line["t"] <= 0.6:
+            assert abs(trace / line["squared error"] - 1) < 0.2
+        elif line["t"] >= 0.9:
+            assert trace < -5 * error
