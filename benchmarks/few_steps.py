@@ -85,15 +85,11 @@ def times_down_to(first: float) -> Any:
     return times
 
 
-@final
 @dataclass(frozen=True)
-class HeadNoise:
-    """Bridge 2M with a share of gamma^2 v beside its own noise, v by the NPR head: noise that has its place."""
+class AroundBridge:
+    """Bridge 2M with something changed."""
 
     plain: BridgeNoise
-    process: ReverseProcess
-    share: float
-    condition: dict[str, Tensor]
 
     @property
     def schedule(self) -> Schedule:
@@ -102,6 +98,19 @@ class HeadNoise:
     @property
     def trajectory(self) -> Trajectory:
         return self.plain.trajectory
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        pass
+
+
+@final
+@dataclass(frozen=True)
+class HeadNoise(AroundBridge):
+    """Bridge 2M with a share of gamma^2 v beside its own noise, v by the NPR head: noise that has its place."""
+
+    process: ReverseProcess
+    share: float
+    condition: dict[str, Tensor]
 
     def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
         step = self.plain.step(current, s, previous)
@@ -109,36 +118,21 @@ class HeadNoise:
         v = self.process.posterior(current.x_t, float(current.t), **self.condition).variance
         return Gaussian(step.mean, Diagonal(step.variance + self.share * float(bridge.clean_weight) ** 2 * v))
 
-    def check_shape(self, shape: Sequence[int]) -> None:
-        pass
-
     def identity(self) -> dict[str, float]:
         return {"eta": self.plain.eta, "share": self.share}
 
 
 @final
 @dataclass(frozen=True)
-class EtaBySigma:
+class EtaBySigma(AroundBridge):
     """Bridge 2M with one eta for steps that start above a noise-to-signal ratio of 1, and another for those below."""
 
-    plain: BridgeNoise
     above: float
     below: float
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.plain.schedule
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self.plain.trajectory
 
     def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
         eta = self.above if sigma_of(self.schedule, float(current.t)) > 1 else self.below
         return replace(self.plain, eta=eta).step(current, s, previous)
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        pass
 
     def identity(self) -> dict[str, float]:
         return {"above": self.above, "below": self.below}
