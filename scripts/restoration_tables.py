@@ -97,15 +97,22 @@ def _place(line: Mapping[str, Any]) -> tuple[str, int]:
     return line["task"], line["images"][0]
 
 
-def tables(found: Comparison) -> dict[str, str]:
-    """All tables of a model, by name."""
-    return {
-        "PSNR": _by_task(found, lambda own: _mean(own["psnr"], 2), costs=True),
-        "coverage": _by_task(found, lambda own: f"{own['cover90'].mean():.3f} ({own['cover50'].mean():.3f})"),
-        "CRPS": _by_task(found, lambda own: _mean(own["crps"], 4)),
-        "perceptual": _by_task(found, lambda own: _mean(own["perceptual"], 3)),
-        "gains": _gains(found),
+def page_part(found: Comparison, wanted: int = 64) -> str:
+    """All tables of a model, each with its title."""
+    missing = "" if found.images >= wanted else f" The run is not complete: {wanted} images are planned."
+    covered = "Share of true pixels inside the 90 % interval, in brackets the 50 % interval; for masks, hidden pixels:"
+    titles = {
+        f"{found.images} held-out images.{missing} PSNR of the mean in dB (higher is better):": _by_task(
+            found, lambda own: _mean(own["psnr"], 2), costs=True
+        ),
+        covered: _by_task(found, lambda own: f"{own['cover90'].mean():.3f} ({own['cover50'].mean():.3f})"),
+        "CRPS (lower is better):": _by_task(found, lambda own: _mean(own["crps"], 4)),
+        "Squared distance of samples to the truth in features, over that of two unrelated images (lower is better):": (
+            _by_task(found, lambda own: _mean(own["perceptual"], 3))
+        ),
+        "Differences, paired by image. *Nearer* is how much nearer to 90 % the mean coverage is:": _gains(found),
     }
+    return "\n\n".join(f"{title}\n\n{table}" for title, table in titles.items())
 
 
 def _by_task(found: Comparison, words: Callable[[Mapping[str, Tensor]], str], costs: bool = False) -> str:
@@ -145,9 +152,7 @@ def main() -> None:
     found = Comparison.of(Path(sys.argv[1]))
     if not found.images:
         sys.exit(f"no group of {sys.argv[1]} has all methods yet; let benchmarks/restoration.py go on")
-    sys.stdout.write(f"{found.images} images\n")
-    for name, table in tables(found).items():
-        sys.stdout.write(f"\n{name}\n\n{table}\n")
+    sys.stdout.write(page_part(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The tables, verdicts and plot of docs/what-holds.md, and the tables of README.md, made of the measured cells.
+"""The tables, verdicts and plot of docs/what-holds.md, and the tables of README.md and docs/restoration.md.
 
-`python scripts/results_page.py` writes them anew from measurements/MODEL/*.jsonl, which `optcov table` fills. No number
-is typed by hand.
+`python scripts/results_page.py` writes them anew from measurements/MODEL/*.jsonl, which `optcov table` fills, and from
+measurements/restoration/MODEL.jsonl, which benchmarks/restoration.py fills. No number is typed by hand.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import restoration_tables
+
 from optcov.experiments.tables.claims import Difference, row_differences
 from optcov.experiments.tables.distances import BEYOND, DISCRETE, distance_entry
 from optcov.experiments.tables.result import Entry, Row, Section
@@ -20,6 +22,7 @@ from optcov.experiments.tables.scoring import row_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "what-holds.md", ROOT / "README.md"
+RESTORATION = ROOT / "docs" / "restoration.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 MEASURED = ROOT / "measurements"
 BEGIN, END = "<!-- made by scripts/results_page.py: {} -->", "<!-- /made: {} -->"
@@ -209,10 +212,15 @@ def models() -> list[str]:
 
 
 def pages() -> dict[Path, str]:
-    """Both pages as they should be."""
+    """The pages as they should be."""
     readme = {f"README {what}": readme_table(Measured.of("fashion"), what) for what in ("bits", "images")}
-    made = parts(models())
-    return {PAGE: inserted(PAGE.read_text("utf-8"), made), README: inserted(README.read_text("utf-8"), readme)}
+    restored = {
+        f"restoration of {path.stem}": restoration_tables.page_part(restoration_tables.Comparison.of(path))
+        for path in (MEASURED / "restoration").glob("*.jsonl")
+        if path.stem in ("fashion", "cifar10")
+    }
+    made = {PAGE: parts(models()), README: readme, RESTORATION: restored}
+    return {path: inserted(path.read_text("utf-8"), tables) for path, tables in made.items()}
 
 
 def plot(found: Measured, path: Path) -> None:

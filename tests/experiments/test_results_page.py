@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from results_page import MEASURED, PAGE, PLOT, README, inserted, models, pages, parts
+from results_page import MEASURED, PAGE, PLOT, README, RESTORATION, inserted, models, pages, parts
 
 from optcov import bundle
 from optcov.experiments.tables.evaluation import model_identity
 
 
-@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [PAGE, README, RESTORATION], ids=lambda path: path.name)
 def test_each_page_has_the_numbers_of_the_cells(path):
     assert pages()[path] == path.read_text(encoding="utf-8"), "run python scripts/results_page.py"
 
