@@ -147,6 +147,9 @@ class Trajectory:
         return {K: Trajectory(_walk_back(best_previous, K)) for K in possible}
 
 
+KINDS = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}  # by name
+
+
 def _best_previous_times(costs: np.ndarray[Any, Any], K_max: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Row k - 1, entry t: the time before t on the cheapest path of k steps from 0 to t; and the cost of k steps to N.
 

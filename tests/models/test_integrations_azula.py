@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from optcov import Schedule
+from optcov.bundle.spectra import Spectra
 from small_bundles import SHAPE, small_bundle
 
 pytest.importorskip("azula.sample")
@@ -72,3 +73,12 @@ def test_time_zero_is_refused():
 def test_a_method_without_a_posterior_is_refused():
     with pytest.raises(ValueError, match="no head 'range'|says nothing of x_0"):
         BundleDenoiser(small_bundle(Schedule.vp_sde()), "Improved DDPM")
+
+
+def test_a_method_that_correlates_pixels_is_refused():
+    """Its diagonal alone would be another covariance."""
+    bundle = small_bundle(Schedule.vp_sde())
+    times = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
+    spectra = Spectra(times, dict.fromkeys(("residual", "npr", "sn"), torch.ones(3, *SHAPE)))
+    with pytest.raises(ValueError, match="CNPR-DDPM correlates pixels"):
+        BundleDenoiser(bundle.with_spectra(spectra), "CNPR-DDPM")

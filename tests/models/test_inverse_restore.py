@@ -63,6 +63,12 @@ def test_systems_of_conjugate_gradients_do_not_depend_on_the_batch_either(
     assert whole.unsolved == 0
 
 
+def test_random_probes_do_not_depend_on_the_batch_either(bundle: Bundle):
+    probing = bundle.reverse_process("OCM-DDPM", ocm_probes=2)
+    whole, parts = (restore(probing, measurement(), MASK, 0.1, steps=3, samples=3, batch_size=size) for size in (6, 2))
+    assert torch.allclose(whole.samples, parts.samples, atol=1e-4)
+
+
 def test_pixels_that_are_hidden_may_be_nan(bundle: Bundle):
     y = measurement(1)
     marked = torch.where(MASK.mask > 0, y, float("nan"))
@@ -140,6 +146,7 @@ def test_gradients_are_kept_for_one_batch_at_a_time(bundle: Bundle, method: str,
     predict = ReverseProcess.predict
 
     def counted(self, x_t, t, **condition):
+        assert x_t.grad_fn is None  # nothing is kept of the steps before
         sizes.append((len(x_t), torch.is_grad_enabled()))
         return predict(self, x_t, t, **condition)
 

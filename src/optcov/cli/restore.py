@@ -54,8 +54,9 @@ def command(
     Several kinds of damage are applied in this order: blur, downscale, mask, noise.
     """
     from optcov import bundle as bundles
-    from optcov.inverse import Solver, restore
+    from optcov.inverse import restore
     from optcov.inverse.arguments import check_count, check_measurement
+    from optcov.inverse.conditioning import StoppingRule
     from optcov.inverse.restoring import make_guide
     from optcov.schedule import check_whole
     from optcov.storage import require_writable
@@ -66,7 +67,7 @@ def command(
     seen, known = _images(model, bundle, image, truth, simulate, operator, noise, seed)
     found_out = out or default_out(model.name, "restore", Path(image).stem, operator.name)
     # refuse before work is announced
-    make_guide(model, operator, noise, method, way, strength, Solver())
+    make_guide(model, operator, noise, method, way, strength, StoppingRule())
     for name, value in (("samples", samples), ("steps", steps), ("batch-size", batch_size)):
         check_whole(f"--{name}", value, 1)
     check_count(samples)

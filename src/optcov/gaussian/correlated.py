@@ -65,6 +65,9 @@ class Spectral:
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         return self.basis.inverse(_root(self.power.to(noise), "power") * self.basis.transform(noise))
 
+    def inverse_apply(self, x: Tensor) -> Tensor:
+        return self.basis.inverse(self.basis.transform(x) / self.power.to(x))
+
     def inverse_quadratic(self, x: Tensor) -> Tensor:
         return sum_pixels(self.basis.transform(x).square() / self.power.to(x))
 
@@ -146,6 +149,10 @@ class Correlated:
         """Multiply by S^1/2 B^T diag(spectrum)^1/2 B: with a flat spectrum, by the standard deviations."""
         correlated = self.basis.inverse(_root(self.spectrum.to(noise), "spectrum") * self.basis.transform(noise))
         return _root(self._scale.to(noise), "variance") * correlated
+
+    def inverse_apply(self, x: Tensor) -> Tensor:
+        root = self._scale.to(x).sqrt()
+        return self.basis.inverse(self.basis.transform(x / root) / self.spectrum.to(x)) / root
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
         whitened = self.basis.transform(x / self._scale.to(x).sqrt())

@@ -59,6 +59,8 @@ class BundleDenoiser(Denoiser):  # type: ignore[misc]
         self.process: ReverseProcess = bundle.reverse_process(row, all_heads=False, clip_mean=clip)
         if not self.process.covariance.has_posterior:
             raise ValueError(f"{row.name} says nothing of x_0 given x_t; choose a method such as NPR-DDPM")
+        if self.process.covariance.structure not in ("isotropic", "diagonal"):
+            raise ValueError(f"{row.name} correlates pixels, which azula's posterior cannot hold; choose NPR-DDPM")
         self.schedule = AzulaSchedule(bundle.schedule)
 
     def forward(self, x_t: Tensor, t: Tensor, **condition: Any) -> Any:

@@ -1,7 +1,6 @@
 """Inverse problems: images from linear measurements, with honest uncertainty, by the posterior covariance."""
 
 from optcov.inverse.blur import Blur
-from optcov.inverse.conditioning import Solver
 from optcov.inverse.operators import Average, Composition, Identity, Linear, Mask, Operator
 from optcov.inverse.restoration import Restoration
 from optcov.inverse.restoring import BASELINES, DEFAULT_METHOD, restore
@@ -17,6 +16,5 @@ __all__ = [
     "Mask",
     "Operator",
     "Restoration",
-    "Solver",
     "restore",
 ]

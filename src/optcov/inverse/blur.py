@@ -20,7 +20,7 @@ MARGIN = 1e-5  # of the mean eigenvalue: a preconditioner must not divide by the
 
 @final
 class Blur(Operator):
-    """y = kernel * x, the kernel's middle pixel at rest.
+    """y = kernel * x, centred on the kernel's middle pixel.
 
     kernel: (h, w) with odd sides, or (h,) for a separable one, the same down and across. border: "periodic", where an
     image goes on with its other side, or "zero", where nothing lies outside.

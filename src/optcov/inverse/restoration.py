@@ -87,6 +87,7 @@ class Restoration:
         for older in (out / "samples").glob("[0-9]" * 6 + ".png"):
             if int(older.stem) >= len(self.samples):
                 older.unlink()
+        low, high = self.data_range or (-1.0, 1.0)
         told: dict[str, object] = {
             "directory": str(out),
             "picture": str(out / "restoration.png"),
@@ -99,7 +100,7 @@ class Restoration:
             "evaluations": self.evaluations,
             "gradients": self.gradients,
             "unsolved": self.unsolved,
-            "psnr": None if truth is None else float(psnr(self.mean[None], truth[None])),
+            "psnr": None if truth is None else float(psnr(self.mean[None], truth[None], high - low)),
         }
         write_json(out / "restoration.json", told)
         return told

@@ -13,7 +13,7 @@ from optcov.bundle import Bundle
 from optcov.covariances import Covariance, find_covariance
 from optcov.forward import ForwardProcess
 from optcov.inverse.arguments import LARGEST, MOST, check_count, check_images, check_measurement, check_noise
-from optcov.inverse.conditioning import Solver
+from optcov.inverse.conditioning import StoppingRule
 from optcov.inverse.guides import DPS, WAYS, ByPosterior, DiffPIR, Draws, Guide, PiGDM, UnitPrior
 from optcov.inverse.operators import Operator
 from optcov.inverse.restoration import Restoration
@@ -23,12 +23,11 @@ from optcov.prediction import check_condition, take
 from optcov.progress import track
 from optcov.reverse import ReverseProcess
 from optcov.schedule import check_number, check_whole
-from optcov.trajectory import Trajectory
+from optcov.trajectory import KINDS, Trajectory
 from optcov.watch import FiniteWatch, not_finite
 
 DEFAULT_METHOD = "NPR-DDPM"
 BASELINES = ("DPS", "PiGDM", "DiffPIR")
-TRAJECTORIES = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
 
 
 def restore(
@@ -47,7 +46,7 @@ def restore(
     trajectory: str | Trajectory = "even",
     batch_size: int = 64,
     tolerance: float = 1e-4,
-    iterations: int = 200,
+    iterations: int = 500,
     progress: bool = True,
 ) -> Restoration:
     """Draw samples of x_0 given a measurement (*M), or each of several (B, *M).
@@ -56,7 +55,7 @@ def restore(
     deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
     "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
     way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
-    three times the cost. By default guidance, but proximal for a full matrix, to which the gradient adds nothing.
+    twice the cost. By default guidance, but proximal for a full matrix, to which the gradient adds nothing.
     strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes by name, each a
     tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and sample j of
     measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they are needed.
@@ -80,7 +79,7 @@ def restore(
         condition, batch = bundle.check_told(condition, len(batch)), batch.to(bundle.device)
     else:
         condition = check_condition(condition, len(batch))
-    guide, title = make_guide(bundle, operator, noise_std, method, way, strength, Solver(tolerance, iterations))
+    guide, title = make_guide(bundle, operator, noise_std, method, way, strength, StoppingRule(tolerance, iterations))
     times = _times(trajectory, guide.process, steps)
     pairs = [(b, j) for b in range(len(batch)) for j in range(samples)]
     chunks = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
@@ -88,8 +87,6 @@ def restore(
     work = _all_steps(guide, batch, chunks, times, seed, condition, drawn)
     for _ in track(work, len(chunks) * len(times), f"restoring by {title}", show=progress):
         pass
-    found = torch.cat(drawn).reshape(len(batch), samples, *operator.shape)
-    residual = residual_of(operator, found, batch.to(found))
     if guide.unsolved:
         warnings.warn(
             f"conjugate gradients did not reach the tolerance {tolerance:g} in {iterations} iterations for "
@@ -97,9 +94,12 @@ def restore(
             RuntimeWarning,
             stacklevel=2,
         )
+    found = torch.cat(drawn).reshape(len(batch), samples, *operator.shape)
+    residual = residual_of(operator, found, batch.to(found))
+    measured = batch.cpu()
     return Restoration(
         samples=found[0] if single else found,
-        measurement=batch[0].cpu() if single else batch.cpu(),
+        measurement=measured[0] if single else measured,
         residual=residual[0] if single else residual,
         evaluations=len(times),
         gradients=len(times) * guide.passes,
@@ -118,9 +118,9 @@ def make_guide(
     method: str | None,
     way: str | None,
     strength: float | None,
-    solver: Solver,
+    stopping: StoppingRule,
 ) -> tuple[Guide, str]:
-    """What steps towards the measurement, and its name for the eye."""
+    """The guide of this method, and its title."""
     if way is not None and way not in WAYS:
         raise ValueError(f"way = {way!r} is not one of {', '.join(WAYS)}")
     baseline = next((known for known in BASELINES if known.lower() == str(method).strip().lower()), None)
@@ -129,7 +129,7 @@ def make_guide(
     if baseline is not None and way is not None:
         raise ValueError(f"way = {way!r} is for methods with a covariance; {baseline} has its own: leave it out")
     if baseline == "PiGDM":
-        return PiGDM(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver), baseline
+        return PiGDM(_process(prior, "beta_tilde", 1.0), operator, noise_std, stopping), baseline
     if baseline is not None:
         kind = DPS if baseline == "DPS" else DiffPIR
         scale = kind.strength if strength is None else check_number("strength", strength)
@@ -138,7 +138,7 @@ def make_guide(
                 f"strength = {strength} is not above 0, up to {LARGEST:g}; the default is {kind.strength:g}"
             )
         title = f"{baseline}, strength {scale:g}"
-        return kind(_process(prior, "beta_tilde", 1.0), operator, noise_std, solver, scale), title
+        return kind(_process(prior, "beta_tilde", 1.0), operator, noise_std, stopping, scale), title
     process, name = _named_process(prior, method)
     if not process.covariance.has_posterior or process.covariance.name == "beta_tilde":
         raise ValueError(
@@ -146,7 +146,7 @@ def make_guide(
             f"choose a method with a covariance, such as {DEFAULT_METHOD}"
         )
     chosen = way or ("proximal" if process.covariance.structure == "matrix" else "guidance")
-    return ByPosterior(process, operator, noise_std, solver, chosen), f"{name}, {chosen}"
+    return ByPosterior(process, operator, noise_std, stopping, chosen), f"{name}, {chosen}"
 
 
 def _named_process(prior: Bundle | ReverseProcess, method: str | None) -> tuple[ReverseProcess, str]:
@@ -178,10 +178,10 @@ def _process(prior: Bundle | ReverseProcess, covariance: str | Covariance, eta: 
         return prior.reverse_process(row, all_heads=False, **options)
     if not isinstance(prior, ReverseProcess):
         raise ValueError(f"bundle is a {type(prior).__name__}; pass a bundle, or a ReverseProcess")
-    if isinstance(covariance, str) and find_covariance(covariance).number is not None:
-        if prior.covariance.name != covariance:
-            raise ValueError(f"covariance {covariance!r} needs numbers per time; pass a ReverseProcess that has them")
+    if covariance == prior.covariance.name:
         covariance = prior.covariance
+    elif isinstance(covariance, str) and find_covariance(covariance).number is not None:
+        raise ValueError(f"covariance {covariance!r} needs numbers per time; pass a ReverseProcess that has them")
     forward = ForwardProcess(prior.forward.schedule, eta)
     return ReverseProcess(prior.network, forward, covariance, prior.data_range, clip_mean=prior.bounds.clip_mean)
 
@@ -189,9 +189,9 @@ def _process(prior: Bundle | ReverseProcess, covariance: str | Covariance, eta: 
 def _times(trajectory: str | Trajectory, process: ReverseProcess, steps: int) -> Trajectory:
     if isinstance(trajectory, Trajectory):
         return trajectory
-    if not isinstance(trajectory, str) or trajectory not in TRAJECTORIES:
-        raise ValueError(f"trajectory = {trajectory!r:.80} is not one of {', '.join(TRAJECTORIES)}, nor a Trajectory")
-    return TRAJECTORIES[trajectory](process.forward.schedule, int(steps))
+    if not isinstance(trajectory, str) or trajectory not in KINDS:
+        raise ValueError(f"trajectory = {trajectory!r:.80} is not one of {', '.join(KINDS)}, nor a Trajectory")
+    return KINDS[trajectory](process.forward.schedule, int(steps))
 
 
 def _all_steps(
@@ -204,11 +204,13 @@ def _all_steps(
     drawn: list[Tensor],
 ) -> Iterator[float]:
     """Take every step of every chunk of samples, and put what they end at into `drawn`."""
-    bounds = guide.process.data_range
+    process = guide.process
+    bounds = process.data_range
     for chunk in chunks:
         index = torch.tensor([b for b, _ in chunk])
         y = batch[index.to(batch.device)]
         numbers = [b * MOST + j for b, j in chunk]
+        guide.process = process.for_images(seed, numbers)
         shared: dict[str, Any] = {"dtype": y.dtype, "device": y.device}
         images = NoiseSource((len(chunk), *guide.operator.shape), seed, numbers, **shared)
         measurements = NoiseSource(tuple(y.shape), seed, numbers, **shared)
