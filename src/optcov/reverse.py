@@ -171,7 +171,7 @@ class ReverseProcess:
         if self.bounds.data_range is None or not bool(last.any()):
             return step
         last = last.to(step.mean.device).reshape(-1, *[1] * (step.mean.ndim - 1))
-        return replace(step, mean=torch.where(last, step.mean.clamp(*self.bounds.data_range), step.mean))
+        return replace(step, mean=torch.where(last, self.bounds.clip_last(step.mean), step.mean))
 
 
 def _not_points(x_t: object, by_time: Tensor) -> ValueError:

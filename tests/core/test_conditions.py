@@ -352,9 +352,11 @@ def test_samples_of_a_score_are_told_what_images_are_told():
     network = HeadedNetwork(Backbone.of(unet), VP)
     pixels = torch.randint(0, 256, (20, 1, 28, 28), generator=torch.Generator().manual_seed(1)).byte()
     images = ImageSet(pixels, torch.arange(20) % 3)
-    settings = ScoreSettings(samples=8, steps=2)
-    score = SampleScore(network, images, settings, Conditioned.by_labels(images))
+    told = []
+    unet.register_forward_pre_hook(lambda module, args, named: told.append(named["class_labels"]), with_kwargs=True)
+    score = SampleScore(network, images, ScoreSettings(samples=20, steps=2), Conditioned.by_labels(images))
     assert score() == score() > 0
+    assert torch.cat(told).bincount().tolist() == (4 * images.labels.bincount()).tolist()  # two steps, twice
 
 
 # what does not fit

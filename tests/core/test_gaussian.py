@@ -146,6 +146,13 @@ def test_a_bad_matrix_stays_bad_without_harming_its_neighbours():
     assert drawn.isnan().any(1).tolist() == [False, True, False]
 
 
+def test_a_matrix_is_floored_by_its_symmetric_part_and_a_bad_one_stays_bad():
+    turned = torch.tensor([[2.0, 1.0], [-1.0, 0.1]]).double()  # its symmetric part is diagonal
+    floored = Full(torch.stack([turned, torch.full((2, 2), torch.nan).double()])).floored(0.5, randn(2, 2)).matrix
+    torch.testing.assert_close(floored[0], torch.diag(torch.tensor([2.0, 0.5]).double()))
+    assert bool(floored[1].isnan().all())
+
+
 def test_shapes_that_do_not_fit_are_refused_rather_than_broadcast():
     gaussian = Gaussian(torch.zeros(3, 4), Isotropic(torch.tensor(1.0)))
     narrow = Gaussian(torch.zeros(3, 1), Isotropic(torch.tensor(1.0)))

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, oracle
+from optcov.covariances import Analytic, IsotropicResidual, LearnedRange, Ocm, Spectrum
+from optcov.gaussian import Basis
 from optcov.likelihood import Sweep, cost_table, elbo, even_on_grid, merge
 from optcov.likelihood.accumulate import Sums
 from optcov.likelihood.costs import TimeGrid
@@ -27,6 +29,7 @@ def score_by_elbo(process, table, covariance, images, trajectory, last_variance,
         process.forward,
         covariance,
         process.data_range,
+        clip_mean=process.bounds.clip_mean,
         mean_square_noise=table.mean_square_noise,
         mean_square_residual=table.mean_square_residual,
     )
@@ -54,6 +57,16 @@ def test_sweep_equals_the_bound_on_the_same_images_and_noise(schedule, eta, data
             found = table.score(covariance, trajectory, last_variance).mean
             expected = score_by_elbo(process, table, covariance, IMAGES, trajectory, last_variance, seed=3)
             assert found == pytest.approx(expected, rel=1e-8), (covariance, K, last_variance)
+
+
+def test_sweep_equals_the_bound_where_the_mean_is_clipped_in_the_last_step_alone():
+    """From a late time, where the network's x_0 lies outside the range."""
+    process = ReverseProcess(reference_network, ForwardProcess(Schedule.linear(30)), clip_mean=False)
+    table = cost_table(process, IMAGES, ["npr", "range"], seed=3)
+    for covariance, last_variance in itertools.product(table.covariances, ("paper", "own")):
+        found = table.score(covariance, Trajectory([20, 30]), last_variance).mean
+        expected = score_by_elbo(process, table, covariance, IMAGES, Trajectory([20, 30]), last_variance, seed=3)
+        assert found == pytest.approx(expected, rel=1e-8), (covariance, last_variance)
 
 
 def test_many_columns_are_interpolated_and_still_equal_the_bound():
@@ -221,6 +234,44 @@ def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_not_repeated(tmp_pat
         cost_table(process, IMAGES, identity="another", **options)
     with pytest.raises(ValueError, match="the numbers per time changed"):
         cost_table(process, IMAGES, mean_square_noise=torch.ones(13), **options)
+    with pytest.raises(ValueError, match="the spectra per time changed from none to npr"):
+        cost_table(process, IMAGES, spectra={"npr": torch.ones(1, 4, 4)}, **options)
+    for clipping in ({"clip_mean": False}, {"use_clipped_model_output": False}):
+        other = ReverseProcess(network, ForwardProcess(schedule), **clipping)
+        with pytest.raises(ValueError, match="the (clip mean|use clipped model output) changed from none to False"):
+            cost_table(other, IMAGES, **options)
+
+
+def test_a_state_knows_its_spectra_and_what_its_covariances_hold(tmp_path):
+    schedule = Schedule.linear(8, scale=False)
+    network = Counted(reference_network)
+    process = ReverseProcess(network, ForwardProcess(schedule))
+    mixture = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())[0]
+
+    def sweep(name, covariances, **options):
+        before = network.images
+        images = IMAGES.reshape(6, 4, 2, 2) if name == "spectra" else IMAGES
+        cost_table(process, images, covariances, last_variances=["paper"], state=tmp_path / name, **options)
+        return network.images - before
+
+    def objects(number=0.5, held=None):
+        own = Analytic(lambda t: number)
+        own.held = held
+        return {"analytic": own, "residual": IsotropicResidual(torch.full((9,), number)), "range": LearnedRange()}
+
+    assert sweep("objects", objects()) == 48
+    assert sweep("objects", objects()) == 0
+    for other in (objects(number=0.4), objects(held=1), objects() | {"range": Ocm()}):
+        with pytest.raises(ValueError, match="belongs to another run"):
+            sweep("objects", other)
+    with pytest.raises(ValueError, match="a covariance holds a list, by which a state is not known again"):
+        sweep("more objects", objects(held=[1]))
+    powers = torch.ones(4, 2, 2)
+    assert sweep("spectra", ["npr_correlated"], spectra={"npr": powers}) == 48
+    assert sweep("spectra", ["npr_correlated"], spectra={"npr": powers}) == 0
+    for spectrum in (2 * powers, Spectrum(lambda t: powers, Basis(mixture))):
+        with pytest.raises(ValueError, match="the spectra per time changed"):
+            sweep("spectra", ["npr_correlated"], spectra={"npr": spectrum})
 
 
 def test_a_state_of_other_times_or_damaged_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optcov import ForwardProcess, ReverseProcess, Schedule, Trajectory, cost_table, oracle, sample
-from optcov.covariances import BothUnits, Covariance, number_at
+from optcov.covariances import BothUnits, Covariance, Example, LearnedRange, number_at
 
 ZERO_TERMINAL = Schedule.from_betas(torch.cat([Schedule.linear().betas[:-1], torch.ones(1, dtype=torch.float64)]))
 BLIND = [Schedule.flow(), ZERO_TERMINAL]
@@ -113,6 +113,19 @@ def test_a_sweep_prices_numbers_that_it_measures_from_pure_noise(schedule):
     found = {name: float(table.group_bits_per_dim(name, trajectory).mean()) for name in table.covariances}
     assert found["npr_isotropic"] == pytest.approx(found["npr"], abs=0.01)
     assert 1 < found["analytic"] < 100  # 1 - Gamma_t is a small difference there, known badly from 400 points
+
+
+@pytest.mark.parametrize("schedule", BLIND, ids=["flow", "zero terminal SNR"])
+def test_the_range_is_fitted_on_the_second_moment_of_a_step_from_pure_noise(schedule):
+    forward, t = ForwardProcess(schedule), schedule.final_time
+    process = ReverseProcess(DATA.network(schedule, prediction_type="v_prediction"), forward, "npr", None)
+    x_0, noise, times = DATA.sample(6), points(), torch.full((6,), t)
+    prediction = process.predict(forward.diffuse(x_0, t, noise), t)
+    found = LearnedRange.regression(Example(prediction, x_0, noise, times, forward), "noise")
+    bridge = forward.bridge(t, schedule.grid([999])[0])
+    expected = bridge.variance + bridge.clean_weight**2 * (x_0 - prediction.clean).square()
+    torch.testing.assert_close(found.target, expected)
+    assert bool(found.log_estimate(torch.zeros_like(x_0)).isfinite().all())
 
 
 def test_diffusers_zero_terminal_snr_is_a_schedule_of_velocity_networks():

@@ -454,6 +454,20 @@ def test_a_covariance_with_a_number_of_its_own_is_scored_by_elbo_and_leaves_swee
         del Covariance.registry["halved"]
 
 
+def test_a_covariance_has_a_posterior_or_a_step_of_its_own():
+    """A step beside a posterior would never be asked."""
+    with pytest.raises(ValueError, match="Both needs a posterior, .* or a step of its own"):
+
+        class Both(OneNumber):
+            def step(self, prediction, posterior, bridge, anchor):
+                return bridge.apply(posterior, anchor)
+
+    with pytest.raises(ValueError, match="Neither needs a posterior"):
+
+        class Neither(OneNumber):
+            has_posterior = False
+
+
 def test_a_name_that_another_covariance_has_is_refused_and_one_defined_again_replaces_itself():
     before = Covariance.registry["npr"]
     with pytest.raises(ValueError, match="'npr' belongs to optcov.covariances.residual.Residual; give Mine another"):

@@ -13,7 +13,7 @@ import torch
 
 from optcov.experiments.bench import BENCHMARKS, BenchSize, run_benchmarks
 from optcov.experiments.bench.work import FEWEST, Contest
-from optcov.experiments.timing import Timing, interleaved, machine, paired_ratio, peak_memory, ratio
+from optcov.experiments.timing import Timing, interleaving, machine, paired_ratio, peak_memory, ratio
 
 TINY = BenchSize(rounds=2, batch=2, image_size=8, channels=(32, 32), times=40)
 
@@ -61,18 +61,18 @@ def test_unknown_benchmarks_are_refused() -> None:
 
 def test_rounds_take_turns_in_alternating_order() -> None:
     calls: list[str] = []
-    timings = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
+    *_, timings = interleaving({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
     assert "".join(calls) == "ab" + "ba" + "ab" + "ba"  # the first is the warm-up
     assert [len(timing.seconds) for timing in timings.values()] == [3, 3]
     with pytest.raises(ValueError, match="rounds = 0"):
-        interleaved({"a": lambda: None}, rounds=0)
+        list(interleaving({"a": lambda: None}, rounds=0))
 
 
 def test_the_clock_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
-    interleaved({"a": lambda: waits.append("work")}, rounds=2)
+    list(interleaving({"a": lambda: waits.append("work")}, rounds=2))
     assert waits == ["work", *["wait", "work", "wait"] * 2]  # the first is the warm-up
 
 

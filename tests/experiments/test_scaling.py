@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from optcov.fitting.fit import FitSettings
+from optcov.fitting.settings import FitSettings
 
 ROOT = Path(__file__).parents[2]
 

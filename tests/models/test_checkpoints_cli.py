@@ -77,7 +77,7 @@ def test_names_are_shown_as_they_are_and_never_break_the_command(tmp_path, monke
     result = run("[v1]", "--out", "out [/v2]")
     assert result.exit_code == 0
     assert " [v1] " in result.stdout
-    assert "next: optcov sample 'out [/v2]' --steps 25" in result.stdout
+    assert "next: optcov sample 'out [/v2]' --steps 10" in result.stdout
     assert optcov.bundle.load("out [/v2]").image_shape == (3, 8, 8)
     with pytest.raises(ValueError, match=r"--out out.udcff has characters that weights cannot be read under"):
         run("[v1]", "--out", os.fsdecode(b"out\xff"))

@@ -11,7 +11,8 @@ from class_bundles import CLASSES, class_bundle, class_unet
 from optcov import Schedule
 from optcov.bundle import Sampler
 from optcov.fitting import TrainingError
-from optcov.fitting.fit import FitPlan, FitSettings
+from optcov.fitting.fit import FitPlan
+from optcov.fitting.settings import FitSettings
 from small_bundles import SHAPE, small_bundle
 
 GENERATOR = torch.Generator().manual_seed(0)

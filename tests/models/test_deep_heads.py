@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -60,6 +61,14 @@ def test_deep_heads_are_calibrated_and_leave_the_network_as_it_is():
     assert found.ratio.tolist() == pytest.approx([1.0] * 5, abs=0.05)
     first, second = (head.hidden.state_dict() for head in fit.heads.values())
     assert all(torch.equal(first[name], second[name]) for name in first)  # one body, that of both
+
+
+def test_too_many_gradients_that_are_not_finite_are_named(monkeypatch):
+    """2 % of 300 steps may be left out."""
+    scales = itertools.chain([1.0], itertools.repeat(torch.inf))
+    monkeypatch.setattr(hidden, "_deviance", lambda rows, heads, inputs: next(scales) * inputs.sum())
+    with pytest.raises(TrainingError, match="gradients of 7 of 300 steps of the hidden layers were NaN or infinite"):
+        fitted.__wrapped__("deep")
 
 
 def test_a_deep_head_is_rebuilt_from_what_is_kept_of_it():

@@ -261,7 +261,8 @@ def test_an_attached_pipeline_is_saved_and_loaded_and_follows_its_generator(fami
 
 @pytest.mark.parametrize(("channels", "said"), [(8, True), (4, False)])
 def test_one_is_told_what_a_learned_variance_in_the_output_is(channels: int, said: bool) -> None:
-    from optcov.fitting.fit import FitPlan, FitSettings
+    from optcov.fitting.fit import FitPlan
+    from optcov.fitting.settings import FitSettings
 
     model = tiny.seeded(lambda: tiny.dit(channels))
     settings = FitSettings(images=8, batch_size=4, measure_images=4, times=4, calibration_samples=0)

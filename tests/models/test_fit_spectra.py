@@ -11,10 +11,11 @@ from torch import Tensor
 import optcov
 from optcov import Schedule, storage
 from optcov.bundle import BundleError, Spectra
-from optcov.bundle.bundle import SPECTRA
+from optcov.bundle.saving import SPECTRA
 from optcov.bundle.spectra import MOST_BANDS, band_shape, banded, bands_of, unbanded
 from optcov.covariances import Example
-from optcov.fitting.fit import FitPlan, FitSettings
+from optcov.fitting.fit import FitPlan
+from optcov.fitting.settings import FitSettings
 from optcov.fitting.spectra import STORED_TIMES, SpectrumMeter, local_fit
 from optcov.forward import ForwardProcess
 from optcov.gaussian import cosine_matrix

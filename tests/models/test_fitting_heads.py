@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ from optcov.networks import (
     ConvHead,
     DenseHead,
     HeadedNetwork,
+    TimedHead,
     build_head,
     fingerprint,
     head_config,
@@ -355,6 +357,24 @@ def test_timed_heads_are_calibrated_where_they_were_fitted(name):
     result = calibrate(fitted, images(), [name], samples=640, parts=5, batch_size=32, seed=0)[name]
     assert result.ratio.tolist() == pytest.approx([1.0] * 5, abs=0.05)
     assert bool((result.error > 0).all())
+
+
+def test_a_sample_without_signal_leaves_the_last_part_of_the_times_its_gain():
+    schedule = Schedule.from_betas(torch.cat([Schedule.linear().betas[:-1], torch.ones(1, dtype=torch.float64)]))
+    times = torch.arange(5, 1001, 5)
+    target = torch.where(times > 950, 3.0, 1.0).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    rows = Rows(torch.zeros(200, 4, 2, 2), times, schedule.log_snr(times).float(), {"npr": Regression.plain(target)})
+    head = TimedHead(4, 1, groups=2)
+
+    class Stream:
+        network = SimpleNamespace(schedule=schedule)
+
+        def __call__(self):
+            yield rows
+
+    with torch.no_grad():
+        stage2.set_gains(Stream(), {"npr": head}, lambda total: total)
+    assert float(head.log_gain[-1] - head.log_gain[0]) == pytest.approx(math.log(3), abs=0.1)
 
 
 def test_heads_that_read_features_differently_are_not_fitted_together():

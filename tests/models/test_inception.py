@@ -16,6 +16,7 @@ from optcov.data import ImageSet
 from optcov.metrics import MetricError, find_extractor, inception
 from optcov.metrics.inception import InceptionFeatures, find_weights, like_tensorflow, read_network
 
+FEATURES = 2048
 installed = pytest.mark.skipif(
     importlib.util.find_spec(inception.PACKAGE) is None, reason="needs pip install 'optcov[fid]'"
 )
@@ -95,7 +96,7 @@ def test_the_folded_network_equals_the_published_one(network: InceptionFeatures)
     x = torch.rand(2, 3, 299, 299, generator=torch.Generator().manual_seed(0)) * 2 - 1
     with torch.no_grad():
         found, expected = network.network(x), published(x)
-    assert found.shape == (2, inception.FEATURES)
+    assert found.shape == (2, FEATURES)
     assert float(expected.abs().max()) > 1
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
@@ -120,7 +121,7 @@ class Features(nn.Module):
         self.network, self.num_features = network, num_features
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.num_features == inception.FEATURES:
+        if self.num_features == FEATURES:
             return self.network(images)
         parts = [self.network.stem((part.float() - 128) / 128).mean((2, 3)) for part in images.split(16)]
         return torch.cat(parts)
@@ -136,12 +137,12 @@ def test_published_examples_of_torchmetrics_come_out(network: InceptionFeatures)
     torch.manual_seed(123)
     for weight, _ in network._layers.values():  # its network draws initial weights before the images are drawn
         nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:], bias=False)
-    nn.Linear(inception.FEATURES, 1008)
+    nn.Linear(FEATURES, 1008)
     levels = ((0, 200), (100, 255))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchmetrics says that it keeps all features
         first, second = (torch.randint(*ends, (100, 3, 299, 299), dtype=torch.uint8) for ends in levels)
-        kernel = KernelInceptionDistance(Features(network, inception.FEATURES), subset_size=50)
+        kernel = KernelInceptionDistance(Features(network, FEATURES), subset_size=50)
         kernel.update(first, real=True)
         kernel.update(second, real=False)
         mean, spread = kernel.compute()

@@ -53,7 +53,8 @@ def test_encoded_captions_need_no_encoders() -> None:
 
 
 def test_captions_may_be_an_array_of_texts() -> None:
-    from optcov.fitting.fit import FitPlan, FitSettings
+    from optcov.fitting.fit import FitPlan
+    from optcov.fitting.settings import FitSettings
 
     settings = FitSettings(images=8, batch_size=4, measure_images=2, times=3, calibration_samples=0)
     plan = FitPlan(tiny.pipeline("sd"), (tiny.images(4), np.array(tiny.CAPTIONS)), settings=settings, progress=False)

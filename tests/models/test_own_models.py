@@ -13,7 +13,8 @@ import optcov
 import tiny_models as tiny
 from command_line import CommandLine, run
 from optcov import Schedule
-from optcov.fitting.fit import FitPlan, FitSettings
+from optcov.fitting.fit import FitPlan
+from optcov.fitting.settings import FitSettings
 
 QUICK: dict[str, Any] = {
     "images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "progress": False, "batch_size": 4,

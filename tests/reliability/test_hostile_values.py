@@ -29,7 +29,7 @@ from optcov.data import DataError
 from optcov.data.sample_directory import SampleDirectory
 from optcov.fitting import time_grid
 from optcov.fitting.config import TrainingConfig
-from optcov.fitting.fit import FitSettings
+from optcov.fitting.settings import FitSettings
 from optcov.likelihood.discretised import discretised_log_prob
 from optcov.storage import StorageError
 from small_bundles import save_with_images, small_bundle, small_unet

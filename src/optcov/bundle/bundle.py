@@ -1,16 +1,4 @@
-"""A bundle: a noise predictor with its heads, numbers per time, trajectories and history, as one directory.
-
-config.json               what the weights mean: schedule, time argument, image shape, data range, noise caps
-unet/                     the noise predictor, in diffusers' format; missing for a module of your own
-vae/                      what turns latents into images and back, for models of latents
-heads/NAME.safetensors    each head, with the fingerprint of the backbone that it was fitted on
-conditions.safetensors    what stands for no condition, if the network takes one
-numbers.safetensors       Gamma_t and the mean square residual at some times
-spectra.safetensors       powers of residuals per frequency at some times
-matched.safetensors       matched noise of few-step trajectories
-trajectories.json         optimal trajectories, by schedule and method
-provenance.json           data, code, seeds, hyper-parameters, measured calibration
-"""
+"""A bundle: a noise predictor with its heads, numbers per time, trajectories and history."""
 
 from __future__ import annotations
 
@@ -24,26 +12,16 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn, no_grad
 
-from optcov import storage
 from optcov.bundle import matched as matched_noises
+from optcov.bundle import saving
 from optcov.bundle.conditions import check_empty, check_told, classes_of, with_labels
-from optcov.bundle.config import BundleConfig, check_head_name
-from optcov.bundle.directory import atomic_directory, check_path, check_replaceable
+from optcov.bundle.config import check_head_name
 from optcov.bundle.errors import BundleError
 from optcov.bundle.latents import Codec
 from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory, build_schedule, find_trajectory
 from optcov.bundle.spectra import Spectra
-from optcov.bundle.weights import (
-    can_store,
-    check_backbone,
-    check_images,
-    check_unet,
-    half_precision,
-    save_decoder,
-    save_head,
-    save_unet,
-)
+from optcov.bundle.weights import check_backbone
 from optcov.covariances import Covariance, Spectrum, find_covariance
 from optcov.data import ImageSet
 from optcov.data import load as load_images
@@ -60,14 +38,7 @@ from optcov.prediction import Network
 from optcov.reverse import ReverseProcess
 from optcov.schedule import Schedule, Time, is_whole
 from optcov.solvers import MatchedNoise
-from optcov.trajectory import Trajectory
-
-CONFIG, UNET, HEADS, NUMBERS = "config.json", "unet", "heads", "numbers.safetensors"
-TRAJECTORIES, PROVENANCE, CONDITIONS = "trajectories.json", "provenance.json", "conditions.safetensors"
-SPECTRA, MATCHED, DECODER = "spectra.safetensors", "matched.safetensors", "vae"
-FILES = frozenset(
-    {CONFIG, UNET, DECODER, HEADS, NUMBERS, SPECTRA, MATCHED, TRAJECTORIES, PROVENANCE, CONDITIONS, ".lock"}
-)
+from optcov.trajectory import KINDS, Trajectory
 
 
 @final
@@ -371,7 +342,7 @@ class Bundle:
         n: int,
         *,
         method: str | None = None,
-        steps: int = 25,
+        steps: int = 10,
         seed: int = 0,
         condition: Mapping[str, Tensor] | None = None,
         labels: Any = None,
@@ -384,12 +355,12 @@ class Bundle:
     ) -> Tensor:
         """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
 
-        method: by default Bridge 2M, which needs no head. condition: what else the network takes by name, each a tensor
-        with one entry per image; none is the empty condition. labels: classes instead, one for all images or one each.
-        guidance: how far the mean moves from that without a condition, 1 for not at all. decode: give the images of
-        latents, in [-1, 1]. work: a directory for what is drawn, from which the same call goes on.
-        Image i depends on (seed, i) and its condition alone, not on n or batch_size. options: those of `Sampler`, such
-        as trajectory="optimal" with method="NPR-DDPM".
+        method: by default Bridge 2M, which needs no head, and is at its best in ten steps; others need more.
+        condition: what else the network takes by name, each a tensor with one entry per image; none is the empty
+        condition. labels: classes instead, one for all images or one each. guidance: how far the mean moves from that
+        without a condition, 1 for not at all. decode: give the images of latents, in [-1, 1]. work: a directory for
+        what is drawn, from which the same call goes on. Image i depends on (seed, i) and its condition alone, not on n
+        or batch_size. options: those of `Sampler`, such as trajectory="optimal" with method="NPR-DDPM".
 
         >>> import optcov
         >>> optcov.load("fashion").sample(2, steps=3, progress=False).shape
@@ -467,81 +438,24 @@ class Bundle:
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
         """K times of the schedule: "even", "quadratic", "karras", or "optimal" for a method, if it was stored."""
-        kinds = {"even": Trajectory.even, "quadratic": Trajectory.quadratic, "karras": Trajectory.karras}
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
-        if not isinstance(kind, str) or kind not in kinds:
-            raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of {', '.join(kinds)}, optimal")
-        return kinds[kind](self.schedule, K)
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise BundleError(f"unknown kind of trajectory {kind!r}; choose one of {', '.join(KINDS)}, optimal")
+        return KINDS[kind](self.schedule, K)
 
     @staticmethod
     def check_target(directory: str | Path) -> None:
         """Raise the error that `save` to this directory would, before hours of work go into what is to be saved."""
-        check_replaceable(Path(directory), FILES)
+        saving.check_target(directory)
 
     def check_loadable(self) -> None:
         """Raise the error that loading the saved bundle would: to be asked before long work, and before writing."""
-        try:
-            config = BundleConfig.from_json(self._config().to_json())
-            if config.given_network is not None:
-                return
-            check_unet(self.unet)
-            check_images(self.unet, config.image_shape, config.learned_range, config.classes, self.empty_condition)
-        except BundleError as error:
-            raise BundleError(f"{self.name} would make a bundle that cannot be loaded: {error}") from error
+        saving.check_loadable(self)
 
     def save(self, directory: str | Path) -> None:
         """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
-        check_path(directory)
-        self.check_loadable()
-        if fingerprint(self.unet) != self.fingerprint:
-            raise BundleError(
-                f"{self.name}: the weights of the noise predictor changed since the bundle was made, so its "
-                f"heads and numbers no longer belong to it; make a new bundle from the changed network"
-            )
-        with atomic_directory(Path(directory), FILES) as scratch:
-            storage.write_json(scratch / CONFIG, self._config().to_json())
-            if can_store(self.unet):
-                save_unet(scratch / UNET, self.unet)
-            if self.decoder is not None:
-                save_decoder(scratch / DECODER, self.decoder)
-            for name, head in self.heads.items():
-                save_head(scratch / HEADS / f"{name}.safetensors", head, self.fingerprint)
-            if self.numbers is not None:
-                storage.write_tensors(scratch / NUMBERS, self.numbers.tensors())
-            if self.spectra is not None:
-                storage.write_tensors(scratch / SPECTRA, self.spectra.tensors())
-            if self.empty_condition:
-                storage.write_tensors(scratch / CONDITIONS, self.empty_condition)
-            if self.matched:
-                storage.write_tensors(scratch / MATCHED, *matched_noises.to_file(self.matched))
-            storage.write_json(scratch / TRAJECTORIES, [entry.to_json() for entry in self.trajectories])
-            storage.write_json(scratch / PROVENANCE, dict(self.provenance))
-
-    def _config(self) -> BundleConfig:
-        network = self.network
-        return BundleConfig(
-            schedule=network.native_schedule,
-            time_argument=network.time_argument,
-            image_shape=self.image_shape,
-            parameterisation=network.parameterisation,
-            learned_range=network.learned_range,
-            data_range=self.data_range,
-            heads=tuple(network.heads),
-            noise_caps=self.noise_caps,
-            classes=self.classes,
-            empty_condition=tuple(self.empty_condition),
-            decoder=self.decoder is not None,
-            precision=half_precision(self.unet),
-            given_network=self._given_network(),
-        )
-
-    def _given_network(self) -> dict[str, str] | None:
-        """How a network is known again that a bundle cannot hold."""
-        if can_store(self.unet):
-            return None
-        layer = self.network.backbone.layer or ""
-        return {"class": type(self.unet).__name__, "layer": layer, "weights": self.fingerprint}
+        saving.save(self, directory)
 
     def _trajectories_without(self, gone: Callable[[type[Covariance]], bool]) -> tuple[StoredTrajectory, ...]:
         return tuple(
@@ -552,7 +466,7 @@ class Bundle:
 
     def _require_head(self, kind: type[Covariance]) -> None:
         needed = kind.head
-        if needed is None or needed in self.network.heads or (needed == "range" and self.network.learned_range):
+        if needed in (None, *self.network.heads, *self.network.output_heads):
             return
         present = ", ".join(sorted(self.network.heads)) or "none"
         raise BundleError(

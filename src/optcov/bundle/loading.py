@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from optcov.bundle.bundle import (
+from optcov.bundle.bundle import Bundle
+from optcov.bundle.conditions import read_empty
+from optcov.bundle.config import BundleConfig
+from optcov.bundle.directory import check_path
+from optcov.bundle.errors import BundleError
+from optcov.bundle.matched import from_file
+from optcov.bundle.numbers import NumbersPerTime
+from optcov.bundle.saving import (
     CONDITIONS,
     CONFIG,
     DECODER,
@@ -23,14 +30,7 @@ from optcov.bundle.bundle import (
     SPECTRA,
     TRAJECTORIES,
     UNET,
-    Bundle,
 )
-from optcov.bundle.conditions import read_empty
-from optcov.bundle.config import BundleConfig
-from optcov.bundle.directory import check_path
-from optcov.bundle.errors import BundleError
-from optcov.bundle.matched import from_file
-from optcov.bundle.numbers import NumbersPerTime
 from optcov.bundle.schedules import StoredTrajectory
 from optcov.bundle.spectra import Spectra
 from optcov.bundle.weights import check_images, load_decoder, load_head, load_unet, read_json

@@ -31,7 +31,7 @@ class Recommendation:
 
 def possible_covariances(bundle: Bundle) -> list[str]:
     """Names of those whose head, number per time and spectrum are there, or that need none."""
-    heads = {*bundle.heads, *(["range"] if bundle.network.learned_range else [])}
+    heads = {*bundle.heads, *bundle.network.output_heads}
     numbers = set() if bundle.numbers is None else set(bundle.numbers.tensors())
     spectra = set() if bundle.spectra is None else set(bundle.spectra.powers)
     return [

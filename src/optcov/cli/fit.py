@@ -77,7 +77,7 @@ def command(
     ),
     calibration_samples: int = typer.Option(2048, min=0, help="Held-out samples for the calibration; 0 for none."),
     evaluations: int = typer.Option(
-        0, min=0, help="Network evaluations in all: scales the numbers of images. 0: leave them."
+        0, min=0, help="Network evaluations in all: scales the numbers of images. 0: no scaling."
     ),
     half: bool = typer.Option(False, help="Round the network to float16 before the fit, to halve the bundle."),
     flip: bool = typer.Option(False, help="Mirror images at random, if the network was trained so."),
@@ -98,9 +98,10 @@ def command(
     """Fit heads on a trained network, and measure the statistics per timestep."""
     from optcov.bundle import Bundle
     from optcov.bundle.description import describe
-    from optcov.fitting.fit import FitPlan, FitSettings
+    from optcov.fitting.fit import FitPlan
     from optcov.fitting.fit_run import FitRun
     from optcov.fitting.latents import unless_refused
+    from optcov.fitting.settings import FitSettings
     from optcov.processes import this_process
 
     settings = settings_of(FitSettings, context)

@@ -73,14 +73,14 @@ def command(
         print_json(describe(str(out)))
         return
     print_table("imported", ("", "found"), list(found.items()))
-    sample = ("optcov", "sample", str(out), "--steps", "25")
+    sample = ("optcov", "sample", str(out), "--steps", "10")
     suggest(*sample) if there else finish(out, *sample)
 
 
 def _is_there(bundle: Bundle, out: Path) -> bool:
     """Whether a directory holds this very bundle; an error if it holds another one."""
     from optcov.bundle import load
-    from optcov.bundle.bundle import CONFIG
+    from optcov.bundle.saving import CONFIG
 
     if not (out / CONFIG).exists():
         return False

@@ -34,10 +34,10 @@ def command(
     ),
     method: str | None = typer.Option(
         None,
-        help="A method listed above. By default Bridge 2M; with --variance-map a method with a head, as NPR-DDIM.",
+        help="A method listed above. By default Bridge 2M; with --variance-map a method with a head, such as NPR-DDIM.",
         show_default=False,
     ),
-    steps: int = typer.Option(25, min=1, help="Number of reverse steps K."),
+    steps: int = typer.Option(10, min=1, help="Number of reverse steps K."),
     n: int | None = typer.Option(
         None, "--n", help="Number of images; by default 64, or a row of 8 for each class.", show_default=False
     ),

@@ -8,7 +8,8 @@ velocity, of which x_0 is linear with the slope -b / sqrt(a^2 + b^2) at every ti
 
 for E u^2 - E u_hat^2 is what 1 - Gamma_t is for the noise, whose square is 1 on average. A number that comes with its
 twin in velocity units (`BothUnits`) uses it there. Without one, v is that of the last time with signal on the full
-grid, which is near: by the oracle v differs by a relative alpha_bar / beta_bar times the variance of the data.
+grid, which is near: by the oracle v differs by a relative alpha_bar / beta_bar times the variance of the data. A sweep
+that measures the numbers itself knows them at its own times alone, and takes the last of these with signal.
 """
 
 from __future__ import annotations

@@ -78,7 +78,11 @@ class Bounds:
 
     def clip(self, mean: Tensor) -> Tensor:
         """Clip a mean of x_0 to the data range, unless there is none or clip_mean is False."""
-        return mean if self.data_range is None or not self.clip_mean else mean.clamp(*self.data_range)
+        return self.clip_last(mean) if self.clip_mean else mean
+
+    def clip_last(self, mean: Tensor) -> Tensor:
+        """Clip the mean of a last step, which is one of x_0, whatever clip_mean says."""
+        return mean if self.data_range is None else mean.clamp(*self.data_range)
 
     @property
     def below(self) -> int:
@@ -131,7 +135,7 @@ class Regression:
         return (A + 2 * g).log() + 2 * self.target / A * torch.log1p(A / (2 * g))
 
     def score(self, log_g: Tensor) -> Tensor:
-        """Half the slope of minus the deviance by log g, (B, *D): (y - g) / g where A = 0."""
+        """The slope of minus the deviance by log g, (B, *D): (y - g) / g where A = 0."""
         if self.spread is None:
             return self.target * torch.exp(-log_g) - 1
         g = log_g.exp()
@@ -194,6 +198,11 @@ class Covariance(ABC):
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
+        if (cls.step is Covariance.step) != cls.has_posterior:
+            raise ValueError(
+                f"{cls.__name__} needs a posterior, which the bridge carries to x_s, or a step of its own with "
+                f"has_posterior = False: one of the two"
+            )
         if "name" in cls.__dict__:
             known = cls.registry.setdefault(cls.name, cls)
             if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -236,8 +245,8 @@ class Covariance(ABC):
         return Gaussian(mean, v)
 
     def step(self, prediction: Prediction, posterior: Gaussian, bridge: Bridge, anchor: Tensor) -> Gaussian:
-        """The Gaussian over x_s given x_t: the posterior, carried by the bridge."""
-        return bridge.apply(posterior, anchor)
+        """The Gaussian over x_s given x_t, where has_posterior is False; else the bridge carries the posterior."""
+        raise NotImplementedError
 
     @classmethod
     def regression(cls, example: Example, unit: str) -> Regression:

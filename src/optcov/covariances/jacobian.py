@@ -45,7 +45,7 @@ def random_signs(seed: int, images: Sequence[int], streams: Sequence[int], count
     """Probes of each image, (count, B, *shape), by (seed, image, stream) alone; more probes include fewer."""
     bits = torch.empty(count, len(images), *shape, dtype=torch.int8)
     for place, (image, stream) in enumerate(zip(images, streams, strict=True)):
-        # negative streams are nobody else's: steps and times count from 0
+        # steps and times count from 0: no noise of theirs is drawn from a negative stream
         generator = image_generator(seed, image, -1 - stream)
         bits[:, place] = torch.randint(0, 2, (count, *shape), generator=generator, dtype=torch.int8)
     return 2 * bits - 1

@@ -71,9 +71,8 @@ class LearnedRange(Covariance):
         s = torch.where(t >= 2 * small, t - small, torch.zeros_like(t))
         bridge, schedule = forward.bridge(t, s), forward.schedule
         low, high = (end.log() for end in range_ends(bridge, schedule.beta_bar(t), first_step_variance(schedule)))
-        # x_0 - x0_hat = -sqrt(beta_bar / alpha_bar) (eps - eps_hat)
-        scale = bridge.clean_weight.square() * torch.exp(-schedule.log_snr(t))
-        residual = example.residual("noise").square()
+        residual = (example.x_0 - example.prediction.clean).square()
+        scale = bridge.clean_weight.square()
         target = per_sample(bridge.variance, residual) + per_sample(scale, residual) * residual
         return Regression(target, (high + low) / 2, (high - low) / 2, usable.double())
 

@@ -31,20 +31,8 @@ class Timing:
         return statistics.median(self.seconds)
 
 
-def interleaved(work: Mapping[str, Work], rounds: int, warm_up: int = 1) -> dict[str, Timing]:
-    """Run every piece of work once per round, in an order that alternates, and time each.
-
-    >>> sorted(interleaved({"one": lambda: sum(range(10)), "other": lambda: sum(range(20))}, rounds=3))
-    ['one', 'other']
-    """
-    timings = {}
-    for timings in interleaving(work, rounds, warm_up):  # noqa: B007
-        pass
-    return timings
-
-
 def interleaving(work: Mapping[str, Work], rounds: int, warm_up: int = 1) -> Iterator[dict[str, Timing]]:
-    """The same round by round: what is known after each."""
+    """Run every piece of work once per round, in an order that alternates, and time each: what is known by then."""
     if rounds < 1 or not work:
         raise ValueError(f"rounds = {rounds} and {len(work)} pieces of work: need at least one of each")
     for _ in range(warm_up):

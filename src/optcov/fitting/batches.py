@@ -64,6 +64,11 @@ class Conditioned:
         return getattr(self.source, name)
 
 
+def batch_count(images: int, batch_size: int) -> int:
+    """How many batches have about so many images."""
+    return max(1, round(images / batch_size))
+
+
 def condition_entry(source: Source) -> dict[str, str] | None:
     """The entry of an identity for what a source tells a network; None if it tells nothing."""
     return condition_identity(condition_of(source, torch.arange(len(source))))

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from optcov.fitting import hidden
-from optcov.fitting.calibration import calibration_batches
+from optcov.fitting.batches import batch_count
 from optcov.fitting.config import TrainingError
+from optcov.fitting.settings import FitSettings
 from optcov.processes import accelerator
 
 if TYPE_CHECKING:
-    from optcov.fitting.fit import FitPlan, FitSettings
+    from optcov.fitting.fit import FitPlan
 
 LEAST = 256  # evaluations
 LEAST_TIMES = 16
@@ -56,11 +57,11 @@ def evaluations(plan: FitPlan) -> int:
     """Network evaluations of a plan, counted in images; those of heads that train by steps included."""
     settings, count = plan.settings, 1  # to see that it runs, and the shape of its features
     if plan.tasks:
-        steps = max(1, round(settings.images / settings.batch_size)) if plan.closed_form else settings.steps
+        steps = batch_count(settings.images, settings.batch_size) if plan.closed_form else settings.steps
         count += steps * settings.batch_size
     count += len(plan.grid) * min(settings.measure_images, len(plan.train))
     if plan.test is not None and plan.calibrated:
-        count += calibration_batches(settings.calibration_samples) * BATCH
+        count += batch_count(settings.calibration_samples, BATCH) * BATCH
     return count
 
 

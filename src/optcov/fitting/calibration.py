@@ -1,7 +1,7 @@
 """Calibration of a head: is the squared residual, or noise, that it predicts the one that is measured?
 
-In noise units, by part of the times, before anything is clamped. What a report shows is another quantity: the variance
-of x_0 that steps are made of against the squared error of its mean.
+In the unit of the head, by part of the times, before anything is clamped. What a report shows is another quantity: the
+variance of x_0 that steps are made of against the squared error of its mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optcov.covariances import Example, of_head
-from optcov.fitting.batches import Batches
+from optcov.fitting.batches import Batches, batch_count
 from optcov.fitting.config import TrainingError
 from optcov.fitting.heads import HeadTask
 from optcov.fitting.objectives import observe
@@ -70,7 +70,7 @@ def calibrate(
     device = next(network.parameters()).device
     times: list[Tensor] = []
     pairs: dict[str, list[Tensor]] = {head: [] for head in heads}  # predicted and measured, (2, B) each
-    count = calibration_batches(samples, batch_size)
+    count = batch_count(samples, batch_size)
     for number in range(1, count + 1):
         batch = batches(number).to(device)
         example, output = observe(network, process, batch)
@@ -87,11 +87,6 @@ def calibrate(
         predicted, measured = torch.cat(found, 1)
         pooled[head] = _pool(torch.cat(times), predicted, measured, final, parts)
     return pooled
-
-
-def calibration_batches(samples: int, batch_size: int = 64) -> int:
-    """How many batches a calibration on about so many samples takes."""
-    return max(1, round(samples / batch_size))
 
 
 def _measured(task: HeadTask, example: Example) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from optcov import storage
 from optcov.bundle import Bundle
-from optcov.bundle.bundle import CONFIG, PROVENANCE
+from optcov.bundle.saving import CONFIG, PROVENANCE
 from optcov.fitting.batches import condition_entry
 from optcov.fitting.conditions import Part
 from optcov.fitting.config import TrainingError

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from optcov.fitting.batches import step_generator
 from optcov.fitting.closed_form import log_estimate
+from optcov.fitting.config import TrainingError
 from optcov.fitting.rows import Rows
 from optcov.gaussian import sum_pixels
 from optcov.networks import TimedHead
@@ -24,6 +25,7 @@ STEPS = 3000
 LEARNING_RATE = 2e-3
 IMAGES = 32  # of a step, of each process
 CLIP = 1.0  # largest norm of a gradient
+MOST_SKIPPED = 0.02  # of the steps, whose gradient is not finite
 LOWEST = -12.0  # logarithm of the least estimate relative to its base, while the layers train
 
 Note = Callable[[int, int], None]  # steps done, and steps in all
@@ -47,6 +49,7 @@ def train_hidden_layers(
     optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=1e-4)
     rate = OneCycleLR(optimizer, LEARNING_RATE, STEPS, pct_start=0.1)
     generator = step_generator(seed, "hidden layers", accelerator.process_index)
+    skipped = 0
     with torch.enable_grad():
         for step in range(1, STEPS + 1):
             some = _some(rows, generator)
@@ -57,8 +60,11 @@ def train_hidden_layers(
                 for weight in weights:
                     weight.grad = accelerator.reduce(weight.grad, "mean")
             norm = nn.utils.clip_grad_norm_(weights, CLIP)
-            if bool(norm.isfinite()):  # a target far off may overflow; the next batch has others
+            if bool(norm.isfinite()):
                 optimizer.step()
+            else:  # a target far off may overflow; the next batch has others
+                skipped += 1
+                _check_skipped(skipped)
             rate.step()
             if note is not None:
                 note(step, STEPS)
@@ -70,6 +76,15 @@ def train_hidden_layers(
         if head.hidden is not first:
             assert head.hidden is not None
             head.hidden.load_state_dict(first.state_dict())
+
+
+def _check_skipped(skipped: int) -> None:
+    """Refuse to go on if too many steps were left out."""
+    if skipped > MOST_SKIPPED * STEPS:
+        raise TrainingError(
+            f"the gradients of {skipped} of {STEPS} steps of the hidden layers were NaN or infinite; look for data or "
+            f"outputs of the network that are far too large, or fit heads of kind timed"
+        )
 
 
 def _some(rows: Sequence[Rows], generator: torch.Generator) -> Rows:

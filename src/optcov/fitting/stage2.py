@@ -19,13 +19,13 @@ from torch import Tensor
 
 from optcov import processes
 from optcov.bundle import NumbersPerTime
-from optcov.fitting.batches import Batches, condition_entry, step_generator
+from optcov.fitting.batches import Batches, batch_count, condition_entry, step_generator
 from optcov.fitting.closed_form import FitReport, Reduce, fit_gamma, fit_least_squares, log_estimate
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.heads import HeadTask
 from optcov.fitting.hidden import train_hidden_layers
 from optcov.fitting.loop import Score, StepRecord, Training
-from optcov.fitting.measure import binned, velocity_squares
+from optcov.fitting.measure import FARTHEST, binned, velocity_squares
 from optcov.fitting.objectives import HeadObjective, check_loss, needs_probe, observe
 from optcov.fitting.rows import Rows, cut, kernel_edge, window_side
 from optcov.forward import ForwardProcess
@@ -183,7 +183,7 @@ def fit_closed_form(
     if images < 1:
         raise TrainingError(f"heads cannot be fitted on {images} images")
     before = fingerprint(network.backbone)
-    count = max(1, round(images / batches.batch_size))
+    count = batch_count(images, batches.batch_size)
     stream = FeatureStream(network, tasks, batches, count, CACHE_BYTES, progress)
     device = stream.accelerator.device
     network.to(device)
@@ -256,8 +256,9 @@ def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Red
         for name, head in heads.items():
             raw = head.mix(rows.inner(head.last(rows.inputs)), rows.log_snr)
             log_g = log_estimate(head, rows, rows.regressions[name], raw)
-            means = [log_g.exp().flatten(1).mean(1), rows.regressions[name].target.flatten(1).mean(1), rows.log_snr]
-            columns = torch.stack([*means, torch.ones_like(means[0])], dim=1).cpu().double()
+            means = [log_g.exp().flatten(1).mean(1), rows.regressions[name].target.flatten(1).mean(1)]
+            level = rows.log_snr.clamp(-FARTHEST, FARTHEST)  # infinite where no signal is left
+            columns = torch.stack([*means, level, torch.ones_like(level)], dim=1).cpu().double()
             sums[name].index_add_(0, part, columns)
     for name, head in heads.items():
         total = reduce(sums[name])

@@ -268,7 +268,7 @@ class Full:
         return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(-1, *like.shape[1:])
 
     def floored(self, least: float, like: Tensor) -> Full:
-        values, vectors = torch.linalg.eigh(self.matrix)
+        values, vectors = self._eigen
         return Full((vectors * values.clamp(min=least).unsqueeze(-2)) @ vectors.mT)
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ def _network(bundle: Bundle, row: Method, label: int | None) -> nn.Module:
     """The bundle's U-Net as it is, if it needs neither a head, a class nor other times than diffusers'."""
     network = bundle.network
     needed = None if row.covariance is None else find_covariance(row.covariance).head
-    head = None if needed is None or (needed == "range" and network.learned_range) else bundle.heads[needed]
+    head = None if needed is None or needed in network.output_heads else bundle.heads[needed]
     times = bundle.schedule.full_grid()
     arguments = network.arguments(times)
     own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))

@@ -33,7 +33,6 @@ def attach_to_latents(pipeline: Any, family: Family, bundle: Bundle, row: Method
         return pipeline
     bundle.reverse_process(row)  # refuses solvers, methods of continuous time, and missing heads or numbers
     kind = find_covariance(row.covariance or "")
-    learned = kind.head == "range" and bundle.network.learned_range
     needs_head = kind.head is not None
     half = "first" if type(pipeline).__name__ in FIRST_HALF else "second"
     told: dict[str, Any] = {"link": uuid.uuid4().hex if needs_head else None, "guided_half": half}
@@ -46,7 +45,7 @@ def attach_to_latents(pipeline: Any, family: Family, bundle: Bundle, row: Method
     else:
         raise ValueError(f"{bundle.name} has the schedule {bundle.schedule!r}, which no pipeline of latents has")
     if needs_head:
-        head = None if learned else bundle.heads[str(kind.head)]
+        head = None if kind.head in bundle.network.output_heads else bundle.heads[str(kind.head)]
         argument = bundle.network.time_argument
         settings = {
             "link": told["link"],

@@ -206,9 +206,8 @@ class TimeColumn:
             process = self._sums.process
             if name.startswith("last/own/"):
                 covariance = floored(covariance, mean, process.data_range)
-            self._add(
-                name, last_step_cost(seen.x_0, Gaussian(mean, covariance), process.data_range, self._sums.cdf), group
-            )
+            step = Gaussian(process.bounds.clip_last(mean), covariance)
+            self._add(name, last_step_cost(seen.x_0, step, process.data_range, self._sums.cdf), group)
 
     def _add(self, name: str, values: Tensor, group: Tensor) -> None:
         """Add values (..., B) to the sums (..., G) of the images' groups."""

@@ -188,7 +188,7 @@ class CostTable:
             for kind in kinds
             if kind.number in MEASURED
         }
-        if bool(ratio[-1].isinf()):  # no signal is left there: as at the time before, see optcov.covariances.analytic
+        if bool(ratio[-1].isinf()):  # no signal is left there: as at the last swept time with signal
             found = {name: torch.cat([v[:-1], v[-2:-1]]) for name, v in found.items()}
         return {name: v.clamp(0.0, upper) for name, v in found.items()}
 

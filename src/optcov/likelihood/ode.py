@@ -20,6 +20,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from optcov.covariances.jacobian import random_signs
 from optcov.gaussian import LOG_2_PI, sum_pixels
 from optcov.likelihood.discretised import bin_half_width
 from optcov.likelihood.terms import check_images
@@ -29,7 +30,7 @@ from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Schedule
 
 _SMALLEST_ANGLE, _SMALLEST_TIME = 1e-12, 1e-12  # where a network can still be asked
-_PROBE_STREAM, _DEQUANTISATION_STREAM = -1, -2  # apart from the times of a sweep
+_DEQUANTISATION_STREAM = -2  # apart from the times of a sweep, and from the probe, which has -1
 
 
 @final
@@ -76,7 +77,8 @@ def ode_likelihood(
     numbers = image_numbers(images, len(x_0))
     if data_range is not None:
         x_0 = x_0 + bin_half_width(data_range) * _uniform(seed, numbers, x_0)
-    flow = _Flow(network, schedule, _probes(seed, numbers, x_0), condition)
+    probe = random_signs(seed, numbers, [0] * len(x_0), 1, x_0.shape[1:])[0]
+    flow = _Flow(network, schedule, probe.to(x_0), condition)
     first = schedule.unit_data_std(schedule.first_time)
     start = (x_0.double() / first, torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device))
     angles = [flow.angle(schedule.first_time), flow.angle(schedule.final_time)]
@@ -137,12 +139,3 @@ def _uniform(seed: int, images: Sequence[int], like: Tensor) -> Tensor:
         for i in images
     ]
     return (2 * torch.stack(drawn) - 1).to(like.device)
-
-
-def _probes(seed: int, images: Sequence[int], like: Tensor) -> Tensor:
-    """Vectors of signs, by image."""
-    shape, drawn = tuple(like.shape[1:]), []
-    for i in images:
-        bits = torch.randint(0, 2, shape, generator=image_generator(seed, i, _PROBE_STREAM))
-        drawn.append((2 * bits - 1).to(like.dtype))
-    return torch.stack(drawn).to(like.device)

@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.covariances import Covariance, PerTime, Spectrum
+from optcov.covariances import Covariance, PerTime, Spectrum, number_at
 from optcov.identity import check_unchanged, condition_identity, digest, digest_numbers, images_identity, known_by
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
@@ -38,6 +38,7 @@ from optcov.networks.guidance import refuse_guided
 from optcov.prediction import Source, check_condition, condition_of, take
 from optcov.processes import this_process
 from optcov.reverse import ReverseProcess
+from optcov.schedule import Schedule
 from optcov.storage import StorageError, read_tensors, write_tensors
 
 
@@ -197,11 +198,15 @@ class Sweep:
         network: Any = self._identity
         if network is None and isinstance(self.process.network, HeadedNetwork):
             network = self.process.network.identity()
+        forward, rederived = self.process.forward, self.process.use_clipped_model_output
         return {
             **(network if isinstance(network, Mapping) else {"weights": network}),
-            "schedule": self.process.forward.schedule.identity(),
-            "eta": self.process.forward.eta,
+            "schedule": forward.schedule.identity(),
+            "eta": forward.eta,
             "data range": None if self.process.data_range is None else [float(end) for end in self.process.data_range],
+            # None, as if there were no entry, is the usual: states that know nothing of these go on
+            "clip_mean": None if self.process.bounds.clip_mean else False,
+            "use_clipped_model_output": None if rederived == (forward.eta == 1) else rederived,
             "times": known_by(digest_numbers(self.grid.tensor), len(self.grid)),
             "seed": self.seed,
             "groups": self.groups,
@@ -213,29 +218,48 @@ class Sweep:
             "last variances": list(self.last_variances),
             "cdf": self.cdf,
             "numbers per time": [None if f is None else self._digest(f) for f in self.numbers.values()],
+            "spectra per time": self._spectra(),
         }
 
-    def _digest(self, numbers: PerTime | Spectrum) -> dict[str, str]:
-        times = self.grid.tensor
-        if isinstance(numbers, Spectrum):  # at some times: all of them may be too many for the memory
-            return known_by(
-                digest_numbers(torch.stack([numbers.at(t) for t in self.grid.times[:: len(times) // 8 + 1]]))
-            )
-        values = (
-            numbers.cpu()[times] if isinstance(numbers, Tensor) else torch.stack([numbers(t) for t in self.grid.times])
-        )
-        return known_by(digest_numbers(values))
+    def _digest(self, numbers: PerTime) -> dict[str, str]:
+        return known_by(digest_numbers(torch.stack([number_at(numbers, t) for t in self.grid.times])))
+
+    def _digest_spectrum(self, spectrum: Spectrum) -> dict[str, str]:
+        some = self.grid.times[:: len(self.grid) // 8 + 1]  # all of them may be too many for the memory
+        powers = torch.stack([torch.as_tensor(spectrum.at(t)) for t in some])
+        return known_by(digest([digest_numbers(powers), self._plain(spectrum.basis.channels)]))
+
+    def _spectra(self) -> dict[str, str] | None:
+        """Spectra by name, if there are any."""
+        found = {name: self._digest_spectrum(Spectrum.of(given)) for name, given in self.spectra.items()}
+        return known_by(digest(found), ", ".join(found)) if found else None
 
     def _covariances(self) -> Any:
-        """Covariances by name; one that was given as an object also by its class and its numbers per time."""
+        """Covariances by name; one that was given as an object also by its class and what it holds."""
         if not isinstance(self._wanted, Mapping):
             return None if self._wanted is None else list(self._wanted)
         return {
             name: known_by(
-                digest([type(covariance).__name__, [self._digest(f) for f in vars(covariance).values()]]), name
+                digest([type(covariance).__name__, [self._plain(part) for part in vars(covariance).values()]]), name
             )
             for name, covariance in self._wanted.items()
         }
+
+    def _plain(self, part: Any) -> Any:
+        """What a covariance object holds, as plain values."""
+        if part is None or isinstance(part, bool | int | float | str):
+            return part
+        if isinstance(part, Tensor):
+            return digest_numbers(part)
+        if isinstance(part, Schedule):
+            return part.identity()
+        if isinstance(part, Spectrum):
+            return self._digest_spectrum(part)
+        if callable(part):
+            return self._digest(part)
+        raise ValueError(
+            f"a covariance holds a {type(part).__name__}, by which a state is not known again; sweep it without a state"
+        )
 
     def _load(self, index: Tensor) -> Tensor:
         x_0 = self.images[index] if isinstance(self.images, Tensor) else self.images.x_0(index)

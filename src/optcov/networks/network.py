@@ -61,6 +61,11 @@ class HeadedNetwork(nn.Module):
         """What stands for no condition, each (1, ...): what the backbone is told where a call has no condition."""
         return {name: self.get_buffer(f"empty_{name}") for name in self._empty}
 
+    @property
+    def output_heads(self) -> tuple[str, ...]:
+        """Heads that the output of the backbone itself stands for."""
+        return ("range",) if self.learned_range else ()
+
     def with_heads(self, heads: Mapping[str, Head]) -> HeadedNetwork:
         """Use the same weights with these heads, and no others."""
         return self._sharing(heads=nn.ModuleDict(dict(heads)))

@@ -255,7 +255,7 @@ class _Page:
             return enlarged(self.examples[self._next[0] % len(self.examples)])
         classes = self.bundle.class_numbers
         label = classes[self._next[0] % len(classes)] if classes else None
-        drawn = self.bundle.sample(1, steps=25, seed=self._next[0], labels=label, progress=False)
+        drawn = self.bundle.sample(1, steps=10, seed=self._next[0], labels=label, progress=False)
         return enlarged(to_8bit(drawn[0]))
 
 
