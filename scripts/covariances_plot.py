@@ -39,7 +39,7 @@ def draw(axes: Any, model: str) -> None:
         axes.barh(places, [gap["mean"] for gap in gaps], 0.36, xerr=errors, color=COLOURS[K], label=f"{K} steps")
     axes.axvline(0, color="0.2", linewidth=1)
     axes.set_yticks(range(len(SHOWN)), list(SHOWN.values()))
-    axes.set(title=model, xlabel="bits/dim less those of NPR (left is better)")
+    axes.set(title=model, xlabel="bits/dim minus those of NPR (left is better)")
     axes.spines[["top", "right"]].set_visible(False)
 
 
