@@ -72,6 +72,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.model: Bundle = load(options.bundle)
+        self._digest = self.model.digest()[:12]
         self.images = held_out(options)
         self.operators = tasks(tuple(self.model.image_shape))
         self._extractor = find_extractor("fashion" if options.bundle == "fashion" else "lite0")
@@ -106,7 +107,8 @@ class Comparison:
     def _line(self, task: str, name: str, numbers: range, *, strength: float | None) -> dict[str, Any]:
         """The line of a group: found, or made and written."""
         told = self.options
-        size = {"bundle": told.bundle, "samples": told.samples, "steps": told.steps, "noise": NOISE_STD}
+        size = {"bundle": told.bundle, "model": self._digest, "samples": told.samples, "steps": told.steps}
+        size |= {"noise": NOISE_STD}
         key = {**size, "task": task, "method": name, "strength": strength, "images": [numbers.start, len(numbers)]}
         for line in self._lines:
             if all(line[part] == value for part, value in key.items()):

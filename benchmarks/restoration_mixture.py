@@ -40,6 +40,7 @@ STEPS, SAMPLES, DRAWN = 40, 19, 400
 MEASURED = (-1.0, 0.0, 1.0)
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "full, exact": ("npr_full", {}),
+    "full, exact, 160 steps": ("npr_full", {"steps": 160}),
     "NPR, guidance": ("npr", {"way": "guidance"}),
     "NPR, proximal": ("npr", {"way": "proximal"}),
     "SN, guidance": ("sn", {"way": "guidance"}),
@@ -90,12 +91,10 @@ def process(covariance: str) -> ReverseProcess:
     if kind.number is not None:
         options[kind.number] = lambda t: torch.as_tensor(float(example_at(float(t)).residual("noise").square().mean()))
     if issubclass(kind, BySpectrum):
-        basis = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(
-            2
-        )  # the cosines of two numbers
+        cosines = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)  # of two numbers
 
         def powers(t: Any) -> Tensor:
-            return (kind.normalised(example_at(float(t))).double() @ basis.T).square().mean(0)
+            return (kind.normalised(example_at(float(t))).double() @ cosines.T).square().mean(0)
 
         options["spectrum"] = powers
     return ReverseProcess(MIXTURE.network(SCHEDULE), ForwardProcess(SCHEDULE), covariance, data_range=None, **options)
@@ -113,7 +112,7 @@ def row(name: str, truth: Tensor, y: Tensor) -> dict[str, Any]:
     prior = process(covariance)
     shared: dict[str, Any] = {"steps": STEPS, "batch_size": 2**16, "progress": False, **options}
     samples = restore(prior, y, OPERATOR, NOISE_STD, samples=SAMPLES, **shared).samples
-    found: dict[str, Any] = {"row": name, "points": len(y), "samples": SAMPLES, "steps": STEPS}
+    found: dict[str, Any] = {"row": name, "points": len(y), "samples": SAMPLES, "steps": shared["steps"]}
     for level in (0.5, 0.9):
         inside = coverage(samples, truth, level).mean(1)
         found[f"coverage {level}"] = [float(inside.mean()), float(inside.std() / len(y) ** 0.5)]

@@ -21,8 +21,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+TASKS = ("box", "random 70 %", "blur 1.5", "4 x smaller")
 OURS = ("NPR, guidance", "CNPR, guidance")
 BASELINES = ("DPS", "PiGDM")
+NEEDED = ("CNPR, guidance", "NPR, guidance", "PiGDM", "DPS", "CNPR, proximal", "NPR, proximal", "DiffPIR")
 CHEAPEST = "NPR, proximal"
 OPTIONAL = "MMPS, azula"
 SCORES = ("psnr", "perceptual", "cover50", "cover90", "crps")
@@ -56,8 +58,8 @@ class Comparison:
 
     @property
     def methods(self) -> list[str]:
-        """In the order of the benchmark."""
-        return list(self.passes)
+        """In the order of the tables."""
+        return [name for name in (*NEEDED, OPTIONAL) if name in self.passes]
 
     @property
     def images(self) -> int:
@@ -83,11 +85,9 @@ def whole_groups(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = Counter((*_place(line), line["method"]) for line in lines)
     tried = {place[1] for place, count in found.items() if count > 1}  # the images of several strengths
     scored = {place for place in found if place[1] not in tried}
-    tasks = {task for task, *_ in scored}
-    methods = {method for *_, method in scored} - {OPTIONAL}
-    firsts = {first for _, first, _ in scored if all((task, first, m) in scored for task in tasks for m in methods)}
-    if all((task, first, OPTIONAL) in scored for task in tasks for first in firsts):
-        methods.add(OPTIONAL)
+    firsts = {first for _, first, _ in scored if all((task, first, m) in scored for task in TASKS for m in NEEDED)}
+    with_optional = all((task, first, OPTIONAL) in scored for task in TASKS for first in firsts)
+    methods = (*NEEDED, OPTIONAL) if with_optional else NEEDED
     kept = [line for line in lines if line["images"][0] in firsts and line["method"] in methods]
     return sorted(kept, key=lambda line: int(line["images"][0]))
 
@@ -100,17 +100,16 @@ def _place(line: Mapping[str, Any]) -> tuple[str, int]:
 def page_part(found: Comparison, wanted: int = 64) -> str:
     """All tables of a model, each with its title."""
     missing = "" if found.images >= wanted else f" The run is not complete: {wanted} images are planned."
-    covered = "Share of true pixels inside the 90 % interval, in brackets the 50 % interval; for masks, hidden pixels:"
+    covered = "Coverage of the 90 % interval, in brackets of the 50 % interval:"
     titles = {
         f"{found.images} held-out images.{missing} PSNR of the mean in dB (higher is better):": _by_task(
             found, lambda own: _mean(own["psnr"], 2), costs=True
         ),
         covered: _by_task(found, lambda own: f"{own['cover90'].mean():.3f} ({own['cover50'].mean():.3f})"),
-        "CRPS (lower is better):": _by_task(found, lambda own: _mean(own["crps"], 4)),
-        "Squared distance of samples to the truth in features, over that of two unrelated images (lower is better):": (
-            _by_task(found, lambda own: _mean(own["perceptual"], 3))
+        "CRPS, in brackets the perceptual distance (lower is better):": _by_task(
+            found, lambda own: f"{_mean(own['crps'], 3)} ({own['perceptual'].mean():.3f})"
         ),
-        "Differences, paired by image. *Nearer* is how much nearer to 90 % the mean coverage is:": _gains(found),
+        "Differences, paired by image. *Nearer*: by how much |coverage − 90 %| is smaller.": _gains(found),
     }
     return "\n\n".join(f"{title}\n\n{table}" for title, table in titles.items())
 
