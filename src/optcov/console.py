@@ -25,7 +25,7 @@ from optcov.text_table import printable
 
 if TYPE_CHECKING:
     from optcov.bundle import Bundle
-    from optcov.bundle.scoring import Scored
+    from optcov.bundle.sweeping import Scored
 
 Settings = TypeVar("Settings")
 
@@ -199,7 +199,7 @@ def settings_of(kind: type[Settings], context: typer.Context) -> Settings:
 
 def some_images(data: str, model: Bundle, split: str, count: int, labels: bool = True) -> Scored:
     """The first images of a split, in an order whose first stand for all; labels: whether the network is told them."""
-    from optcov.bundle.scoring import Scored
+    from optcov.bundle.sweeping import Scored
     from optcov.data import load_mixed
     from optcov.data.tensors import fitted_to
 

@@ -397,7 +397,7 @@ class Bundle:
         tells classes apart better than tighter bounds do (docs/how-to/classes-and-guidance.md); seed, batch_size,
         progress.
         """
-        from optcov.bundle.scoring import class_log_probabilities
+        from optcov.bundle.classifying import class_log_probabilities
 
         return class_log_probabilities(self, images, steps, **options)
 

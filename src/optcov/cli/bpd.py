@@ -52,7 +52,8 @@ def command(
     """Bound the likelihood of images: bits/dim for every covariance and number of steps, at even and optimal times."""
     from optcov import bundle as bundles
     from optcov import storage
-    from optcov.bundle.scoring import Conventions, bits_per_dim
+    from optcov.bundle.scoring import bits_per_dim
+    from optcov.bundle.sweeping import Conventions
     from optcov.processes import this_process
 
     out = out or default_out(bundle, "bpd")

@@ -45,7 +45,8 @@ def command(
     """Find the timesteps with the lowest bound on training images, for every number of steps, and save them."""
     from optcov import bundle as bundles
     from optcov import storage
-    from optcov.bundle.scoring import Conventions, optimal_trajectories
+    from optcov.bundle.scoring import optimal_trajectories
+    from optcov.bundle.sweeping import Conventions
     from optcov.likelihood.plots import plot_lengths
     from optcov.methods import find_method
     from optcov.processes import this_process
