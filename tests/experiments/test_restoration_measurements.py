@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from restoration_tables import BASELINES, OURS, TASKS, Comparison
@@ -57,3 +58,14 @@ def test_intervals_by_our_covariances_are_better_than_those_of_both_baselines(mo
     for other in BASELINES:
         z = [gain / error for gain, error in (FOUND[model].nearer(task, ours, other) for task in TASKS)]
         assert sum(each > 3 for each in z) >= 3
+
+
+def test_the_gradient_at_high_noise_spoils_guidance_by_a_correlated_covariance():
+    path = ROOT / "measurements/causes/restoration-jacobian.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["model"] for line in lines} == {bundle.load("cifar10").digest()[:12]}
+    found = {(line["method"], line["gradients up to"]): line for line in lines}
+    some, all_of_them = (found["CNPR-DDPM", limit] for limit in (0.55, 1.0))
+    psnr, cover = ([mean(line[score]) for line in (some, all_of_them)] for score in ("psnr", "cover90"))
+    assert f"the PSNR is {psnr[0]:.2f} instead of\n  {psnr[1]:.2f}" in PAGE
+    assert f"the coverage {cover[0]:.3f} instead of {cover[1]:.3f}" in PAGE
