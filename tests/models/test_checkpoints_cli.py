@@ -133,7 +133,7 @@ def test_an_interrupted_import_leaves_the_older_bundle_and_nothing_else(tmp_path
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("optcov.bundle.bundle.save_unet", fail)
+    monkeypatch.setattr("optcov.bundle.saving.save_unet", fail)
     line = ["import", str(tmp_path / "model.pth"), "--out", str(tmp_path / "bundle"), "--overwrite"]
     result = CliRunner().invoke(app, line)
     assert result.exit_code != 0
