@@ -72,10 +72,19 @@ class Guide(ABC):
     """One reverse step towards a measurement."""
 
     passes: int = 0  # back through the network, after each evaluation
-    strength: ClassVar[float | None] = None  # the number that a baseline is tuned by, if there is one
+    strength: float = 0.0  # the number that a baseline is tuned by, if there is one
 
-    def __init__(self, process: ReverseProcess, operator: Operator, noise_std: float, stopping: StoppingRule):
+    def __init__(
+        self,
+        process: ReverseProcess,
+        operator: Operator,
+        noise_std: float,
+        stopping: StoppingRule,
+        strength: float | None = None,
+    ):
         self.process, self.operator, self.noise_std, self.stopping = process, operator, noise_std, stopping
+        if strength is not None:
+            self.strength = strength
         self.unsolved = 0  # systems that conjugate gradients did not solve to the tolerance
         self.solved = 0
 
@@ -160,17 +169,6 @@ class DPS(Guide):
     strength = 1.0
     passes = 1
 
-    def __init__(
-        self,
-        process: ReverseProcess,
-        operator: Operator,
-        noise_std: float,
-        stopping: StoppingRule,
-        strength: float = 1.0,
-    ):
-        super().__init__(process, operator, noise_std, stopping)
-        self.scale = strength
-
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
         with torch.enable_grad():
             at = x_t.detach().requires_grad_()
@@ -180,7 +178,7 @@ class DPS(Guide):
         pull = -self.operator.adjoint(left / per_sample(length, left))  # the gradient of |left| by x0_hat
         (gradient,) = torch.autograd.grad(clean, at, pull.to(clean.dtype))
         x_s = self._carried(self.process.bounds.clip(clean.detach()), x_t, t, s, draws)
-        guided: Tensor = x_s - self.scale * gradient
+        guided: Tensor = x_s - self.strength * gradient
         return guided
 
 
@@ -214,21 +212,10 @@ class DiffPIR(Guide):
     NEW_NOISE: ClassVar[float] = 0.3  # the paper's zeta: the share of new noise in x_s
     MOST_VARIANCE: ClassVar[float] = 1e6  # where x_t has no signal
 
-    def __init__(
-        self,
-        process: ReverseProcess,
-        operator: Operator,
-        noise_std: float,
-        stopping: StoppingRule,
-        strength: float = 10.0,
-    ):
-        super().__init__(process, operator, noise_std, stopping)
-        self.scale = strength
-
     def step(self, x_t: Tensor, y: Tensor, t: float, s: float, draws: Draws, condition: Mapping[str, Tensor]) -> Tensor:
         prediction = self.process.predict(x_t, t, **condition)
         mean = self.process.bounds.clip(prediction.clean)
-        variance = (prediction.factor("noise") / self.scale).clamp(max=self.MOST_VARIANCE)
+        variance = (prediction.factor("noise") / self.strength).clamp(max=self.MOST_VARIANCE)
         system = self._system(Isotropic(variance), mean)
         x_0 = self.process.bounds.clip(system.conditioned_mean(mean, y)).to(x_t.dtype)
         self._count(system, 1, len(x_t))
