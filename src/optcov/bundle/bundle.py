@@ -355,7 +355,7 @@ class Bundle:
     ) -> Tensor:
         """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
 
-        method: by default Bridge 2M, which needs no head, and is at its best in ten steps; others need more.
+        method: by default Bridge 2M, which needs no head, and is meant for about ten steps; others need more.
         condition: what else the network takes by name, each a tensor with one entry per image; none is the empty
         condition. labels: classes instead, one for all images or one each. guidance: how far the mean moves from that
         without a condition, 1 for not at all. decode: give the images of latents, in [-1, 1]. work: a directory for
