@@ -29,7 +29,7 @@ _step = ByPosterior.step
 
 
 def limit_gradients(limit: float) -> None:
-    """Let every guide be proximal above a time; `restore` has no option for it, since it serves this experiment alone."""
+    """Let every guide be proximal above a time; no option of `restore`, since it serves this experiment alone."""
 
     def step(self: ByPosterior, x_t: Any, y: Any, t: float, *rest: Any) -> Any:
         self.way = "guidance" if t <= limit else "proximal"
