@@ -1,4 +1,4 @@
-"""The tables, verdicts and plot of docs/what-holds.md, and the tables of README.md and docs/restoration.md.
+"""The tables, verdicts and plot of docs/results.md, and the tables of README.md and docs/restoration.md.
 
 `python scripts/results_page.py` writes them anew from measurements/MODEL/*.jsonl, which `optcov table` fills, and from
 measurements/restoration/MODEL.jsonl, which benchmarks/restoration.py fills. No number is typed by hand.
@@ -21,7 +21,7 @@ from optcov.experiments.tables.result import Entry, Row, Section
 from optcov.experiments.tables.scoring import row_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, README = ROOT / "docs" / "what-holds.md", ROOT / "README.md"
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 RESTORATION = ROOT / "docs" / "restoration.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 MEASURED = ROOT / "measurements"

@@ -221,8 +221,9 @@ def test_standard_error_and_limit_are_those_of_repeated_experiments() -> None:
     assert float(claimed.mean()) == pytest.approx(spread, rel=0.3)
 
 
-def test_the_limit_is_the_line_in_one_over_n() -> None:
-    values, other = features(200, 4, 1), FeatureStatistics.of(features(500, 4, 2))
+@pytest.mark.parametrize("d", [4, 300], ids=["more samples than features", "fewer samples than features"])
+def test_the_limit_is_the_line_in_one_over_n(d: int) -> None:
+    values, other = features(200, d, 1), FeatureStatistics.of(features(500, d, 2))
     groups = 20
     whole = frechet_distance(FeatureStatistics.of(values), other)
     rows = torch.arange(200)
@@ -230,6 +231,8 @@ def test_the_limit_is_the_line_in_one_over_n() -> None:
     x, y = np.array([1 / 200, 1 / 190]), np.array([whole, np.mean(without)])
     intercept = np.polyfit(x, y, 1)[1]
     result = measure_frechet(values, other, groups, mix=False)
+    assert result.value == pytest.approx(whole, rel=1e-9)
+    assert result.replicates[0] == pytest.approx(without, rel=1e-9)
     assert result.limit == pytest.approx(intercept, rel=1e-9)
     assert result.counts == (200, 500)
 

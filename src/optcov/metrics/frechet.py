@@ -4,7 +4,8 @@
 
 with means a, b and covariances A, B. The singular values are the roots of the eigenvalues of A B, so that nothing turns
 complex; found as such they keep all digits, of which the root of a small eigenvalue would lose half. Eigenvalues of A
-and B that are 0 up to rounding count as 0, so that singular covariances do not add the root of a rounding error.
+and B that are 0 up to rounding count as 0, so that singular covariances do not add the root of a rounding error. Where
+there are fewer samples than features, the centred samples are a root themselves, and none has to be found.
 
 The distance of n samples exceeds that of infinitely many by about c/n. With the samples in G groups and d_g the
 distance without group g, the jackknife gives at once
@@ -16,10 +17,10 @@ distance without group g, the jackknife gives at once
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import final
+from typing import TypeGuard, final
 
 import torch
 from torch import Tensor
@@ -44,12 +45,34 @@ class Distance:
     replicates: tuple[tuple[float, ...], tuple[float, ...]]  # without each group of either side; empty for statistics
 
 
+@final
+@dataclass(frozen=True)
+class _Gaussian:
+    """A mean (d,), and a root Q (d, k) of the covariance: Q Q^T is the covariance."""
+
+    mean: Tensor
+    root: Tensor
+
+    @staticmethod
+    def of(known: Features) -> _Gaussian:
+        """Of statistics, or of rows (n, d)."""
+        if isinstance(known, FeatureStatistics):
+            return _Gaussian(known.mean, _root(known.covariance))
+        rows = known.detach().to("cpu", torch.float64)
+        mean = rows.mean(0)
+        return _Gaussian(mean, (rows - mean).T / math.sqrt(len(rows) - 1))
+
+    def distance(self, other: _Gaussian) -> float:
+        """Squared Frechet distance, never negative."""
+        traces = self.root.square().sum() + other.root.square().sum()
+        roots = torch.linalg.svdvals(self.root.T @ other.root).sum()
+        return max(0.0, float((self.mean - other.mean).square().sum() + traces - 2 * roots))
+
+
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
     """Squared Frechet distance of two Gaussians, never negative."""
-    check_same_dimension(first.dimension, second.dimension)
-    if 1 in (first.count, second.count):
-        raise MetricError("one image has no covariance, and so no Frechet distance; use more")
-    return _distance(first, second, _root(second.covariance))
+    _check(first, second)
+    return _Gaussian.of(first).distance(_Gaussian.of(second))
 
 
 def measure_frechet(first: Features, second: Features, groups: int = GROUPS, mix: bool = True) -> Distance:
@@ -58,11 +81,15 @@ def measure_frechet(first: Features, second: Features, groups: int = GROUPS, mix
     Each side that is given as features is resampled; a side given as statistics counts as exact. mix: deal the rows to
     the groups at random, the same for as many rows, so that an order by class does not matter; else in turn.
     """
-    parts = [_groups(mixed(side) if mix and isinstance(side, Tensor) else side, groups) for side in (first, second)]
+    sides = [mixed(side) if mix and isinstance(side, Tensor) else side for side in (first, second)]
+    parts = [_groups(side, groups) for side in sides]
     whole = [merge_all(part) for part in parts]
-    value = frechet_distance(*whole)
+    _check(*whole)
+    known = [_Gaussian.of(side if _few(side) else merged) for side, merged in zip(sides, whole, strict=True)]
+    value = known[0].distance(known[1])
     first_without, second_without = (
-        tuple(_without_each(part, whole[1 - side])) if len(part) > 1 else () for side, part in enumerate(parts)
+        tuple(rest.distance(other) for rest in _without_each(side, part)) if len(part) > 1 else ()
+        for side, part, other in zip(sides, parts, reversed(known), strict=True)
     )
     counts, replicates = (whole[0].count, whole[1].count), (first_without, second_without)
     if not any(replicates):
@@ -81,11 +108,11 @@ def jackknife_error(replicates: Sequence[Sequence[float]]) -> float:
     return math.sqrt(sum(_jackknife_variance(part) for part in replicates if part))
 
 
-def _distance(first: FeatureStatistics, second: FeatureStatistics, root: Tensor) -> float:
-    """The distance, with root root^T the second covariance, which serves many first ones."""
-    roots = torch.linalg.svdvals(_root(first.covariance).T @ root).sum()
-    traces = first.covariance.trace() + second.covariance.trace()
-    return max(0.0, float((first.mean - second.mean).square().sum() + traces - 2 * roots))
+def _check(first: FeatureStatistics, second: FeatureStatistics) -> None:
+    """Refuse what has no distance."""
+    check_same_dimension(first.dimension, second.dimension)
+    if 1 in (first.count, second.count):
+        raise MetricError("one image has no covariance, and so no Frechet distance; use more")
 
 
 def _root(covariance: Tensor) -> Tensor:
@@ -109,13 +136,21 @@ def _groups(side: Features, groups: int) -> list[FeatureStatistics]:
     return [FeatureStatistics.of(side[start::groups]) for start in range(groups)]
 
 
-def _without_each(parts: Sequence[FeatureStatistics], other: FeatureStatistics) -> list[float]:
-    """Distance without each part in turn; what lies before it and behind it is merged once."""
+def _few(side: Features) -> TypeGuard[Tensor]:
+    """Whether there are no more samples than features."""
+    return isinstance(side, Tensor) and len(side) <= side.shape[1]
+
+
+def _without_each(side: Features, parts: Sequence[FeatureStatistics]) -> Iterator[_Gaussian]:
+    """The side without each of its parts in turn: of its rows if they are few, or merged once before and behind it."""
+    if _few(side):
+        group = torch.arange(len(side), device=side.device) % len(parts)
+        yield from (_Gaussian.of(side[group != number]) for number in range(len(parts)))
+        return
     before = list(accumulate(parts[:-1], FeatureStatistics.merge))
     behind = list(accumulate(reversed(parts[1:]), FeatureStatistics.merge))[::-1]
     middle = [left.merge(right) for left, right in zip(before[:-1], behind[1:], strict=True)]
-    root = _root(other.covariance)
-    return [_distance(rest, other, root) for rest in (behind[0], *middle, before[-1])]
+    yield from map(_Gaussian.of, (behind[0], *middle, before[-1]))
 
 
 def _jackknife_variance(values: Sequence[float]) -> float:

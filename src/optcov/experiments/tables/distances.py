@@ -21,7 +21,7 @@ DISCRETE = {
 }
 BEYOND = {  # rows that the paper does not have, where they are asked for
     "beyond the paper": (
-        *(f"{letter}-{process}" for letter in ("CNPR", "OCM", "Spectral") for process in DISCRETE),
+        *(f"{letter}-{process}" for letter in ("CNPR", "CSN", "OCM", "Spectral") for process in DISCRETE),
         "Bridge 2M",
     ),
 }
