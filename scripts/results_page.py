@@ -10,15 +10,21 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import restoration_tables
 
 from optcov.experiments.tables.claims import Difference, row_differences
 from optcov.experiments.tables.distances import BEYOND, DISCRETE, distance_entry
+from optcov.experiments.tables.published import SETTING_OF_SCHEDULE, published_value
 from optcov.experiments.tables.result import Entry, Row, Section
 from optcov.experiments.tables.scoring import row_of
+from optcov.metrics.extractors import FID
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
@@ -27,6 +33,7 @@ PLOT = ROOT / "docs" / "images" / "results.png"
 MEASURED = ROOT / "measurements"
 BEGIN, END = "<!-- made by scripts/results_page.py: {} -->", "<!-- /made: {} -->"
 SCHEDULE = "linear"
+PAPER_SETTING = {"cifar10": SETTING_OF_SCHEDULE[SCHEDULE]}  # the paper has other data besides, but no Fashion-MNIST
 PAPER = tuple(name for names in DISCRETE.values() for name in names)
 OURS = tuple(name for names in BEYOND.values() for name in names)
 PLOTTED = 10  # steps of the plot of images
@@ -48,7 +55,9 @@ class Measured:
     """What was measured of a model on the linear schedule, along even times."""
 
     bits: Mapping[str, Mapping[int, Mapping[str, Any]]]  # row -> K -> bits_per_dim, and the difference from NPR
-    gains: Mapping[str, Mapping[int, Mapping[str, float]]]  # row -> K -> optimal less even times
+    optimal: Mapping[
+        str, Mapping[int, Mapping[str, Any]]
+    ]  # the same at optimal timesteps, with the gain over even ones
     images: Mapping[str, Mapping[int, Mapping[str, Any]]]  # row -> K -> result of a cell
     distance: str  # FD-fashion or FID
     samples: int
@@ -67,12 +76,10 @@ class Measured:
                 images.setdefault(cell["settings"]["method"], {})[cell["settings"]["steps"]] = cell["result"]
         scored = [c for c in here if c["kind"] == "likelihood" and c["settings"]["image_seed"] is None]
         largest = max(scored, key=lambda cell: cell["settings"]["images"], default=None)
-        bits: dict[str, dict[int, Any]] = {}
-        gains: dict[str, dict[int, Any]] = {}
+        bits: dict[str, dict[str, dict[int, Any]]] = {"ET": {}, "OT": {}}
         for row in largest["result"]["rows"] if largest else []:
-            place = bits if row["kind"] == "ET" else gains
-            place.setdefault(row_of(row["covariance"]), {})[row["K"]] = row if row["kind"] == "ET" else row["gain"]
-        return Measured(bits, gains, images, drawn[0]["result"]["name"] if drawn else "", most)
+            bits[row["kind"]].setdefault(row_of(row["covariance"]), {})[row["K"]] = row
+        return Measured(bits["ET"], bits["OT"], images, drawn[0]["result"]["name"] if drawn else "", most)
 
     def section(self) -> Section:
         """The distances as a table of the package."""
@@ -84,26 +91,43 @@ class Measured:
         return Section(SCHEDULE, tuple(f"K = {K}" for K in steps), tuple(rows))
 
 
-def bits_table(found: Measured) -> str:
-    """Bits/dim by method and number of steps."""
-    return _table(found.bits, (10, 25, 50, 100, 200, 1000), lambda cell: _number(cell["bits_per_dim"], 3))
+def bits_table(rows: Mapping[str, Mapping[int, Any]], setting: str | None, kind: str) -> str:
+    """Bits/dim by method and number of steps, at even (ET) or optimal (OT) timesteps."""
+    paper = partial(published_value, "bpd", setting, kind=kind)
+    return _table(rows, lambda cell: _number(cell["bits_per_dim"], 3), paper)
 
 
-def images_table(found: Measured) -> str:
+def images_table(found: Measured, setting: str | None) -> str:
     """Distances by method and number of steps."""
-    return _table(found.images, sorted({K for row in found.images.values() for K in row}), lambda c: _distance(c, 2))
+    return _table(found.images, lambda cell: _distance(cell, 2), partial(published_value, "fid", setting))
+
+
+def kernel_table(found: Measured) -> str:
+    """Kernel distances, times 1,000, by method and number of steps."""
+    known = {
+        name: {K: cell["kernel"] for K, cell in row.items() if cell.get("kernel")} for name, row in found.images.items()
+    }
+    return _table(known, lambda cell: f"{1000 * cell['value']:.2f} ± {1000 * cell['standard_error']:.2f}")
 
 
 def _table(
-    rows: Mapping[str, Mapping[int, Any]], lengths: Iterable[int], words: Callable[[Mapping[str, Any]], str]
+    rows: Mapping[str, Mapping[int, Any]],
+    words: Callable[[Mapping[str, Any]], str],
+    paper: Callable[[str, int], float | None] = lambda name, K: None,
 ) -> str:
-    steps = [K for K in lengths if any(K in row for row in rows.values())]
+    """Rows against K; the paper's number stands in brackets where it has one."""
+    steps = sorted({K for row in rows.values() for K in row})
     lines = [f"| | {' | '.join(f'K = {K}' for K in steps)} |", "|---|" + "---:|" * len(steps)]
     for name in (*PAPER, *OURS, *PEERS):
         row = rows.get(name, {})
-        if any(K in row for K in steps):
-            lines.append(f"| {name} | {' | '.join(words(row[K]) if K in row else '' for K in steps)} |")
+        cells = [words(row[K]) + _brackets(paper(name, K)) if K in row else "" for K in steps]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _brackets(value: float | None) -> str:
+    return "" if value is None else f" ({value:.2f})"
 
 
 def claims(found: Measured) -> str:
@@ -112,7 +136,7 @@ def claims(found: Measured) -> str:
     for better, worse in BETTER_BITS:
         lines += _line(f"{better} has lower bits/dim than {worse}", _bit_differences(found, better, worse))
     for name in ("A-DDPM", "NPR-DDPM"):
-        gains = {K: gain for K, gain in found.gains.get(name, {}).items() if gain["standard_error"] > 0}
+        gains = {K: row["gain"] for K, row in found.optimal.get(name, {}).items() if row["gain"]["standard_error"] > 0}
         lines += _line(
             f"{name} has lower bits/dim at optimal timesteps",
             [Difference(f"K = {K}", g["mean"], g["standard_error"]) for K, g in gains.items()],
@@ -190,8 +214,12 @@ def parts(models: Iterable[str]) -> dict[str, str]:
     """What the page holds, by the name of its place."""
     made = {}
     for model in models:
-        found = Measured.of(model)
-        made |= {f"bits of {model}": bits_table(found), f"images of {model}": images_table(found)}
+        found, setting = Measured.of(model), PAPER_SETTING.get(model)
+        made[f"bits of {model}"] = bits_table(found.bits, setting, "ET")
+        made[f"bits of {model} at optimal timesteps"] = bits_table(found.optimal, setting, "OT")
+        made[f"images of {model}"] = images_table(found, setting)
+        if found.distance == FID:
+            made[f"kernel distances of {model}"] = kernel_table(found)
         made[f"claims on {model}"] = claims(found)
     return made
 
@@ -223,33 +251,44 @@ def pages() -> dict[Path, str]:
     return {path: inserted(path.read_text("utf-8"), tables) for path, tables in made.items()}
 
 
-def plot(found: Measured, path: Path) -> None:
-    """Bits/dim against the number of steps, and the distances of images in ten steps."""
+def plot(measured: Mapping[str, Measured], path: Path) -> None:
+    """For each model bits/dim against the number of steps, and the distances of images in ten steps."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name in PAPER:
-        row = dict(sorted(found.bits.get(name, {}).items()))
-        if row:
-            values = [cell["bits_per_dim"]["mean"] for cell in row.values()]
-            left.plot(list(row), values, color=_colour(name), marker="o", markersize=3, label=name)
-    steps = sorted({K for row in found.bits.values() for K in row})
-    left.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
-    left.set(title="bits/dim, evenly spaced timesteps", ylim=(3, 13))
-    left.set(yticks=[3, 4, 5, 6, 8, 10], yticklabels=["3", "4", "5", "6", "8", "10"])
-    left.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.03, 1.02))
+    figure = Figure(figsize=(8.4, 3.6 * len(measured)), layout="constrained")
+    for (left, right), (model, found) in zip(
+        figure.subplots(len(measured), 2, squeeze=False), measured.items(), strict=True
+    ):
+        _plot_bits(left, found, model)
+        _plot_images(right, found, model)
+        for axes in (left, right):
+            axes.minorticks_off()
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+def _plot_bits(axes: Axes, found: Measured, model: str) -> None:
+    shown = {name: dict(sorted(found.bits[name].items())) for name in PAPER if found.bits.get(name)}
+    for name, row in shown.items():
+        values = [cell["bits_per_dim"]["mean"] for cell in row.values()]
+        axes.plot(list(row), values, color=_colour(name), marker="o", markersize=3, label=name)
+    steps = sorted({K for row in shown.values() for K in row})
+    least = min(cell["bits_per_dim"]["mean"] for row in shown.values() for cell in row.values())
+    ticks = [bits for bits in (3, 4, 5, 6, 8, 10) if bits > 0.9 * least]
+    axes.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
+    axes.set(title=f"{model}: bits/dim", ylim=(0.95 * least, 13))
+    axes.set(yticks=ticks, yticklabels=[str(bits) for bits in ticks])
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.03, 1.02))
+
+
+def _plot_images(axes: Axes, found: Measured, model: str) -> None:
     shown = {name: row[PLOTTED] for name, row in found.images.items() if PLOTTED in row and name != "DDPM, beta"}
     best_last = sorted(shown, key=lambda name: -float(distance_entry(shown[name]).value or 0))
     for place, name in enumerate(best_last):
         entry = distance_entry(shown[name])
-        right.errorbar(entry.value, place, xerr=entry.error, color=_colour(name), marker="o", capsize=3)
-    right.set(title=f"{found.distance} in {PLOTTED} steps", yticks=range(len(best_last)), yticklabels=best_last)
-    right.set_xlim(left=0)
-    for axes in (left, right):
-        axes.minorticks_off()
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+        axes.errorbar(entry.value, place, xerr=entry.error, color=_colour(name), marker="o", capsize=3)
+    axes.set(title=f"{model}: {found.distance} in {PLOTTED} steps", yticks=range(len(best_last)), yticklabels=best_last)
+    axes.set_xlim(left=0)
 
 
 def _colour(name: str) -> str:
@@ -261,7 +300,7 @@ def main() -> None:
     """Write the pages' parts and the plot."""
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
-    plot(Measured.of("fashion"), PLOT)
+    plot({model: Measured.of(model) for model in models()}, PLOT)
 
 
 if __name__ == "__main__":
