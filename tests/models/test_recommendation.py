@@ -49,6 +49,21 @@ def test_a_bad_head_gives_way_to_one_number_per_time_and_says_why():
     assert "small difference of large numbers" in found["uncertainty"].why  # the SN head is about zero
 
 
+@pytest.mark.parametrize(("error", "best"), [(0.2, "npr"), (0.1, "npr_isotropic")])
+def test_a_ratio_that_its_own_error_explains_is_no_reason_to_doubt(error, best):
+    bundle = small_bundle(Schedule.linear())
+    record = {"npr": {"ratio": [0.9, 1.6, 1.0], "error": [0.01, error, 0.01]}}
+    found = recommendations(bundle.with_provenance(calibration=record))["uncertainty"]
+    assert found.name == best
+    assert ("0.90 to 1.60 times" if best == "npr" else "predicts 1.60 times") in found.why
+
+
+@pytest.mark.parametrize("errors", ["a", [1.0], None])
+def test_errors_that_do_not_fit_count_as_none(errors):
+    bundle = small_bundle(Schedule.linear()).with_provenance(calibration={"npr": {"ratio": BAD, "error": errors}})
+    assert recommendations(bundle)["uncertainty"].name == "npr_isotropic"
+
+
 def test_a_positive_sn_head_and_an_ocm_head_may_take_its_place():
     bundle = calibrated(npr=BAD, sn=GOOD, ocm=GOOD)
     bundle = bundle.with_heads({"ocm": small_head(3)}, bundle.fingerprint)
@@ -90,3 +105,12 @@ def test_a_description_shows_what_a_bundle_can_do_and_what_is_recommended():
     best = "npr (NPR-DDPM)"
     assert shown["recommended"] == f"for images {DEFAULT_METHOD}, for likelihood {best}, for uncertainty {best}"
     assert "needs no head" in content["recommended"]["images"]["why"]
+
+
+def test_a_prompt_and_a_notebook_show_the_recommendation_but_not_the_long_history():
+    bundle = calibrated(npr=GOOD).with_provenance(heads={"images": 12_288}, calibration={"npr": {"ratio": GOOD}})
+    for shown in (str(bundle), bundle._repr_html_()):
+        assert "for uncertainty npr (NPR-DDPM)" in shown
+        assert "0.85" in shown
+        assert "12,288" not in shown
+    assert dict(lines(describe(bundle)))["fitted by"] == "images 12,288"  # optcov info

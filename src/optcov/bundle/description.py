@@ -200,7 +200,7 @@ def _calibration_lines(record: Any) -> Iterator[tuple[str, str]]:
     yield "calibration", "of heads: predicted / measured on held-out images, by time; 1 is perfect"
     for name in record:
         if (ratios := ratios_of(record, name)) is not None:
-            yield "", f"{name:5}" + "".join(f"{ratio:5.2f}" for ratio in ratios)
+            yield "", f"{name:5}" + "".join(f"{ratio:5.2f}" for ratio, _ in ratios)
 
 
 def _pairs(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -228,8 +228,8 @@ def _by_part(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def text(bundle: Bundle) -> str:
-    """What it is, a line each."""
-    return "\n".join(f"{name:13} {words}" for name, words in lines(describe(bundle)))
+    """What it is, a line each; its long history is left to `optcov info`."""
+    return "\n".join(f"{name:13} {words}" for name, words in lines(_without_history(describe(bundle))))
 
 
 def page(bundle: Bundle) -> str:
@@ -237,9 +237,15 @@ def page(bundle: Bundle) -> str:
     left = "style='text-align:left'"
     rows = "".join(
         f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(words)}</td></tr>"
-        for name, words in lines(describe(bundle))
+        for name, words in lines(_without_history(describe(bundle)))
     )
     return f"<table>{rows}</table>{_thumbnails(bundle)}"
+
+
+def _without_history(content: Mapping[str, Any]) -> dict[str, Any]:
+    """All but how it was made."""
+    calibration = content["provenance"].get("calibration")
+    return {**content, "provenance": {} if calibration is None else {"calibration": calibration}}
 
 
 def _thumbnails(bundle: Bundle) -> str:

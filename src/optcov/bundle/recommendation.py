@@ -1,22 +1,24 @@
 """Which covariances a bundle can do, and which of them to use, by what its own calibration measured.
 
 A head counts as good if on held-out images it predicts 0.8 to 1.25 times what was measured, in every tenth of the
-times. One that was not calibrated is taken at its word, and one that is not good gives way: to the next head, and at
-last to one number per time, which is right on average by its definition.
+times. A few held-out images cannot tell: a ratio outside counts only if its own error does not explain it. A head that
+was not calibrated is taken at its word. One that is not good gives way: to the next head, and at last to one number per
+time, which is right on average by its definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeGuard, final
 
 from optcov.bundle.bundle import Bundle
 from optcov.covariances import Covariance, find_covariance
 from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, METHODS
 
 GOOD = (0.8, 1.25)  # predicted / measured
-IMAGES = "it is for few steps and needs no head (docs/few-steps.md)"
+ERRORS = 3.0  # standard errors that a ratio may lie outside
+IMAGES = "it is for 5 to 10 steps and needs no head (docs/few-steps.md)"
 HEADS = ("npr", "sn", "ocm")  # in the order in which they are tried; NPR is right for the mean that the network has
 
 
@@ -77,20 +79,29 @@ def judged(bundle: Bundle, head: str) -> tuple[bool, str]:
     """Whether a head is good as far as is known, and why."""
     if find_covariance(head).about == "prediction" and bundle.heads[head].about == "zero":
         return False, "is a small difference of large numbers, which no calibration of the large ones shows"
-    ratios = ratios_of(bundle.provenance.get("calibration"), head)
-    if ratios is None:
+    found = ratios_of(bundle.provenance.get("calibration"), head)
+    if found is None:
         return True, f"the head {head} is there; it was not calibrated"
-    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
-    if GOOD[0] <= min(ratios) and max(ratios) <= GOOD[1]:
+    ratios = [ratio for ratio, _ in found]
+    if all(GOOD[0] - ERRORS * error <= ratio <= GOOD[1] + ERRORS * error for ratio, error in found):
         ends = f"{min(ratios):.2f} to {max(ratios):.2f}"
         return True, f"on held-out images the head {head} predicts {ends} times what was measured"
+    worst = max(found, key=lambda part: max(GOOD[0] - part[0], part[0] - GOOD[1]) - ERRORS * part[1])[0]
     return False, f"predicts {worst:.2f} times what was measured, at some times"
 
 
-def ratios_of(record: object, head: str) -> list[float] | None:
-    """Predicted / measured by time; a history is anybody's JSON, so that what does not fit counts as not there."""
+def ratios_of(record: object, head: str) -> list[tuple[float, float]] | None:
+    """Predicted / measured by time, with standard errors, 0 where none are known.
+
+    A history is anybody's JSON, so that what does not fit counts as not there.
+    """
     entry = record.get(head) if isinstance(record, Mapping) else None
-    ratios = entry.get("ratio") if isinstance(entry, Mapping) else None
-    if not isinstance(ratios, list) or not ratios or not all(isinstance(ratio, int | float) for ratio in ratios):
+    ratios, errors = (entry.get(name) if isinstance(entry, Mapping) else None for name in ("ratio", "error"))
+    if not _numbers(ratios):
         return None
-    return [float(ratio) for ratio in ratios]
+    known = errors if _numbers(errors) and len(errors) == len(ratios) else [0.0] * len(ratios)
+    return [(float(ratio), abs(float(error))) for ratio, error in zip(ratios, known, strict=True)]
+
+
+def _numbers(values: object) -> TypeGuard[list[float]]:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, int | float) for value in values)
