@@ -1,7 +1,7 @@
 """The page of benchmarks: measure what has no line yet, keep it as lines, and write docs/benchmarks.md from them.
 
     python benchmarks/page.py                       what has no line yet
-    python benchmarks/page.py --since 2026-11-20    also what was last measured before that day
+    python benchmarks/page.py --since 2026-11-18    also what was last measured before that day
     python benchmarks/page.py --only-write          the page from the lines, nothing measured
 
 Use an otherwise idle machine: a ratio means the same under load, but its interval is wide. All of it takes about a

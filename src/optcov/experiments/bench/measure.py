@@ -1,9 +1,11 @@
 """What is measured: each benchmark is one or more pieces of our work against something plain, in turns.
 
 name               our work                                        against
-heads              a step with every head (convolution)            the bare forward pass
+heads              a step with SN and NPR heads                    the bare forward pass
+heads_deep         a step with a head that has hidden layers       the bare forward pass
 heads_residual     a step with a residual head                     the bare forward pass
-correlated         a step that correlates pixels                   a step that does not
+sn_step            a step by an SN head                            a step by an NPR head
+correlated         a step that correlates pixels and colours       a step that does not
 sampler            optcov.sample with an NPR head                  diffusers' DDPMPipeline, same network
 sampler_plain      optcov.sample without a head                    the same
 sampler_loaded     the same                                        the same, laid out as diffusers loads it
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 from optcov.experiments.bench import work
@@ -31,7 +33,9 @@ from optcov.experiments.timing import Timing, interleaving, paired_ratio
 
 BENCHMARKS: dict[str, Callable[[BenchSize], Contest]] = {
     "heads": work.heads,
+    "heads_deep": work.heads_deep,
     "heads_residual": work.heads_residual,
+    "sn_step": work.sn_step,
     "correlated": work.correlated,
     "sampler": work.sampler,
     "sampler_plain": work.sampler_plain,
@@ -113,11 +117,10 @@ def _timed(contest: Contest, size: BenchSize) -> dict[str, Timing]:
 
 def peak_of(name: str, size: BenchSize) -> float:
     """Peak memory in MB of a process that runs our side once: a peak of this process would be that of all before."""
-    numbers = f"{size.rounds}, {size.batch}, {size.image_size}, {size.channels!r}, {size.times}"
     program = (
         "from optcov.experiments.bench import BENCHMARKS, BenchSize\n"
         "from optcov.experiments.timing import peak_memory\n"
-        f"BENCHMARKS[{name!r}](BenchSize({numbers})).ours()\n"
+        f"BENCHMARKS[{name!r}]({replace(size, seconds=0.0)!r}).ours()\n"
         "print(peak_memory())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -13,17 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optcov.covariances import Spectrum
 from optcov.experiments.timing import Work
 from optcov.fitting import Batch, HeadObjective, new_heads
 from optcov.fitting.closed_form import apply, log_estimate, transposed_product
 from optcov.fitting.objectives import observe as observe_training
 from optcov.fitting.rows import Rows
 from optcov.forward import ForwardProcess
+from optcov.gaussian import Basis
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import TimeGrid
 from optcov.likelihood.priced import PricedCovariances
 from optcov.likelihood.terms import observe, seeded_noise, transition_cost
-from optcov.networks import Backbone, ConvHead, HeadedNetwork, ResidualHead
+from optcov.networks import Backbone, HeadedNetwork
 from optcov.networks.unet import build_unet
 from optcov.prediction import NoisePrediction
 from optcov.reverse import ReverseProcess
@@ -46,6 +48,7 @@ class BenchSize:
     rounds: int = 15  # at most
     batch: int = 32
     image_size: int = 28
+    colours: int = 1
     channels: tuple[int, ...] = (32, 64, 96)
     times: int = 1000  # N of the sweep and the dynamic program
     seconds: float = math.inf  # of a contest; the rounds that fit are run, but no fewer than FEWEST
@@ -65,25 +68,40 @@ class Contest:
 
 
 def heads(size: BenchSize) -> Contest:
-    """A reverse step that evaluates SN and NPR convolution heads and draws."""
-    return _step(size, {name: _conv_head(size) for name in ("npr", "sn")}, "a step with SN and NPR heads", bound=1.02)
+    """A reverse step that evaluates SN and NPR heads and draws."""
+    return _step(size, ["npr", "sn"], "timed", "a step with SN and NPR heads", bound=1.02)
+
+
+def heads_deep(size: BenchSize) -> Contest:
+    """A reverse step with one head that has hidden layers."""
+    return _step(size, ["npr"], "deep", "a step with a deep NPR head")
 
 
 def heads_residual(size: BenchSize) -> Contest:
     """A reverse step with one residual head."""
-    width = size.channels[0]
-    head = ResidualHead(width, 1, 4 * width, groups=8).eval()
-    return _step(size, {"npr": head}, "a step with a residual NPR head")
+    return _step(size, ["npr"], "residual", "a step with a residual NPR head")
+
+
+def sn_step(size: BenchSize) -> Contest:
+    """A reverse step by an SN head against one by an NPR head."""
+    unet = _unet(size)
+    steps = (_one_step(*_stepping(size, unet, _fresh_heads(size, unet, [name]), name)) for name in ("sn", "npr"))
+    return Contest("a step of SN", next(steps), "a step of NPR", next(steps), bound=1.02)
 
 
 def correlated(size: BenchSize) -> Contest:
-    """A reverse step that correlates pixels against one that does not, with the same head."""
-    process, x_t, noise = _stepping(size, _unet(size), {"npr": _conv_head(size)})
+    """A reverse step that correlates pixels and colours against one that does not, with the same head."""
+    size = replace(size, batch=2 * size.batch, image_size=size.image_size + 4, colours=3)
+    unet = _unet(size)
+    process, x_t, noise = _stepping(size, unet, _fresh_heads(size, unet, ["npr"]))
     frequency = 1 + torch.arange(size.image_size, dtype=torch.float64)
-    spectrum = (100 / (frequency[:, None].square() + frequency.square())).unsqueeze(0)
-    pixels = ReverseProcess(process.network, process.forward, "npr_correlated", spectrum=spectrum)
+    powers = (100 / (frequency[:, None].square() + frequency.square())).expand(size.colours, -1, -1)
+    mixture = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double())[0]
+    pixels = ReverseProcess(
+        process.network, process.forward, "npr_correlated", spectrum=Spectrum(lambda t: powers, Basis(mixture))
+    )
     steps = (_one_step(of, x_t, noise) for of in (pixels, process))
-    return Contest("a step of correlated NPR", next(steps), "a step of NPR", next(steps), bound=1.03)
+    return Contest("a step of correlated NPR, in colour", next(steps), "a step of NPR", next(steps), bound=1.03)
 
 
 def sampler(size: BenchSize) -> Contest:
@@ -240,7 +258,7 @@ def dynamic_program(size: BenchSize) -> Contest:
 
 def _pipeline(size: BenchSize, eta: float, name: str, build: Callable[[nn.Module], Any], head: bool = True) -> Contest:
     unet, schedule = _unet(size), Schedule.linear()
-    network = _headed(unet, {"npr": _conv_head(size)} if head else {}).with_schedule(schedule)
+    network = _headed(unet, _fresh_heads(size, unet, ["npr"]) if head else {}).with_schedule(schedule)
     process = ReverseProcess(network, ForwardProcess(schedule, eta), "npr" if head else "beta_tilde")
     pipeline = build(unet)
     pipeline.set_progress_bar_config(disable=True)
@@ -253,15 +271,17 @@ def _pipeline(size: BenchSize, eta: float, name: str, build: Callable[[nn.Module
     )
 
 
-def _step(size: BenchSize, modules: dict[str, Any], name: str, bound: float | None = None) -> Contest:
+def _step(size: BenchSize, names: list[str], kind: str, words: str, bound: float | None = None) -> Contest:
     unet = _unet(size)
-    process, x_t, noise = _stepping(size, unet, modules)
-    return Contest(name, _one_step(process, x_t, noise), "the bare forward pass", _forward(unet, x_t), bound=bound)
+    process, x_t, noise = _stepping(size, unet, _fresh_heads(size, unet, names, kind))
+    return Contest(words, _one_step(process, x_t, noise), "the bare forward pass", _forward(unet, x_t), bound=bound)
 
 
-def _stepping(size: BenchSize, unet: nn.Module, modules: dict[str, Any]) -> tuple[ReverseProcess, Tensor, Tensor]:
+def _stepping(
+    size: BenchSize, unet: nn.Module, modules: dict[str, Any], covariance: str = "npr"
+) -> tuple[ReverseProcess, Tensor, Tensor]:
     """A process with these heads, and where a step of it starts: x_t and the noise."""
-    process = ReverseProcess(_headed(unet, modules), ForwardProcess(Schedule.linear()), "npr")
+    process = ReverseProcess(_headed(unet, modules), ForwardProcess(Schedule.linear()), covariance)
     return process, _batch(size).noise, torch.randn(_shape(size), generator=torch.Generator().manual_seed(1))
 
 
@@ -275,7 +295,7 @@ def _one_step(process: ReverseProcess, x_t: Tensor, noise: Tensor) -> Work:
 
 def _unet(size: BenchSize) -> nn.Module:
     """Channels last, as `optcov.load` lays a network out."""
-    unet = build_unet((1, size.image_size, size.image_size), size.channels).eval().requires_grad_(False)
+    unet = build_unet(_shape(size)[1:], size.channels).eval().requires_grad_(False)
     return _laid_out(unet, torch.channels_last)
 
 
@@ -289,8 +309,10 @@ def _headed(unet: nn.Module, modules: dict[str, Any]) -> HeadedNetwork:
     return (network.with_schedule(Schedule.linear()) if modules else network).eval().requires_grad_(False)
 
 
-def _conv_head(size: BenchSize) -> ConvHead:
-    return ConvHead(size.channels[0], 1, groups=8).eval()
+def _fresh_heads(size: BenchSize, unet: nn.Module, names: list[str], kind: str = "timed") -> dict[str, Any]:
+    """Heads as a fit begins with."""
+    found = new_heads(_headed(unet, {}), _batch(size).x_0[:1], names, kind)
+    return {name: task.module.eval() for name, task in found.items()}
 
 
 def _forward(unet: nn.Module, x_t: Tensor) -> Work:
@@ -305,4 +327,4 @@ def _batch(size: BenchSize) -> Batch:
 
 
 def _shape(size: BenchSize) -> tuple[int, int, int, int]:
-    return size.batch, 1, size.image_size, size.image_size
+    return size.batch, size.colours, size.image_size, size.image_size
