@@ -22,9 +22,10 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(THREADS) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=15
 
-# The numeric tests once more, as another CPU rounds.
+# The numeric tests and the demo once more, as another CPU rounds.
 test-other-cpu: $(INSTALLED)
 	$(THREADS) $(OTHER_CPU) $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
+	$(OTHER_CPU) $(BIN)/optcov demo --images 4 --out out/demo-other-cpu.png
 
 test-long: $(INSTALLED)
 	$(THREADS) $(BIN)/python -m pytest -m long

@@ -413,5 +413,5 @@ def test_a_comparison_shows_the_error_that_each_method_expects_beside_the_true_o
     draw_comparison(list(compare(bundle, methods, [2, 3], count=4)), tmp_path / "all.png", "all", found)
     draw_comparison(list(compare(bundle, methods, [2, 3], count=4)), tmp_path / "samples.png", "samples")
     with Image.open(tmp_path / "all.png") as larger, Image.open(tmp_path / "samples.png") as smaller:
-        assert larger.width > smaller.width
-        assert larger.height > smaller.height
+        assert larger.width > smaller.width  # a column more,
+        assert larger.height > smaller.height  # whose five pictures are more than three methods

@@ -98,13 +98,16 @@ def errors_of(
 def draw_comparison(cells: Sequence[Drawn], path: Path, caption: str, errors: Errors | None = None) -> None:
     """Write a picture with methods as rows and numbers of steps as columns.
 
-    errors: a column more for what each method expects, and a row more for what is true.
+    errors: a column more, from top to bottom: the images, the errors that methods expect, and the true ones.
     """
     methods, steps = list(dict.fromkeys(c.method for c in cells)), list(dict.fromkeys(c.steps for c in cells))
     side = max(1, round(len(cells[0].images) ** 0.5))
-    rows, columns = len(methods) + (errors is not None), len(steps) + (errors is not None)
+    beside = [] if errors is None else _beside(errors)
+    rows, columns = max(len(methods), len(beside)), len(steps) + bool(beside)
     figure = new_figure(1.1 + 1.5 * columns, 0.6 + 1.55 * rows)
     panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.axis("off")
     for cell in cells:
         axes = panels[methods.index(cell.method)][steps.index(cell.steps)]
         show(axes, grid(cell.images, side, border=1))
@@ -114,24 +117,19 @@ def draw_comparison(cells: Sequence[Drawn], path: Path, caption: str, errors: Er
         row[0].set_ylabel(method, fontsize=9)
     for axes, K in zip(panels[0], steps, strict=False):
         axes.set_title(f"{K} steps", fontsize=9)
-    if errors is not None:
-        _add_errors(panels, methods, errors, side)
+    for row, (title, images) in zip(panels, beside, strict=False):
+        show(row[-1], grid(images, side, border=1))
+        row[-1].set_title(title, fontsize=9)
     if caption:
         figure.suptitle(caption, fontsize=10, parse_math=False)
     save(figure, path)
 
 
-def _add_errors(panels: Any, methods: Sequence[str], errors: Errors, side: int) -> None:
-    """The last column and the last row of a comparison."""
+def _beside(errors: Errors) -> list[tuple[str, Tensor]]:
+    """Titles and pictures, all errors on one scale."""
     most = float(errors.true.quantile(0.99))
-    for row, found in zip(panels, [*(errors.expected[name] for name in methods), errors.true], strict=True):
-        show(row[-1], grid(heat(found.mean(1) / most), side, border=1))
-    panels[0][-1].set_title("error it expects", fontsize=9)
-    for axes in panels[-1][:-1]:
-        axes.axis("off")
-    show(panels[-1][-2], grid(errors.images, side, border=1))
-    panels[-1][-2].set_xlabel("test images", fontsize=9)
-    panels[-1][-1].set_xlabel("true error", fontsize=9)
+    shown = {f"error, {name}": found for name, found in errors.expected.items()} | {"error, true": errors.true}
+    return [("test images", errors.images), *((title, heat(found.mean(1) / most)) for title, found in shown.items())]
 
 
 def draw_deviations(images: Tensor, deviations: Tensor, path: Path, caption: str) -> None:
