@@ -52,9 +52,15 @@ def test_two_methods_start_from_the_same_noise(classes):
 def test_a_class_and_guidance_change_samples(classes):
     shown = [
         actions.compare(classes, "DDIM", "DDIM", 3, 2, 0, label, guidance)[0].tobytes()
-        for label, guidance in [(inputs.ANY, 1.0), (0, 1.0), (1, 1.0), (1, 3.0)]
+        for label, guidance in [(inputs.ANY, 1.0), (0, 1.0), (1, 1.0), (1, 3.0), (inputs.EACH, 1.0)]
     ]
-    assert len(set(shown)) == 4
+    assert len(set(shown)) == 5
+
+
+def test_each_class_is_drawn_in_turn(classes):
+    known = classes.class_numbers
+    told = inputs.condition(classes, inputs.EACH, len(known) + 1)
+    assert told["class_labels"].tolist() == [*known, known[0]]
 
 
 def test_only_methods_that_run_are_offered(plain):

@@ -20,7 +20,7 @@ from optcov.networks.classes import LABELS
 MIN_STEPS, MAX_STEPS, MAX_IMAGES = 2, 100, 16  # a path has a first and a last time
 MAX_SEED, MAX_GUIDANCE = 2**31 - 1, 20.0
 MAX_BYTES = 8 * 2**20  # of an uploaded file
-ANY = -1  # stands for the empty condition in a list of classes
+ANY, EACH = -1, -2  # stand for the empty condition, and for each class in turn, in a list of classes
 CANVAS = 320  # pixels that the longer side of a drawing has at most, where the image has fewer
 
 Drawing = Mapping[str, Any]  # what the editor gives: background, layers and composite, each an image of Pillow
@@ -61,10 +61,12 @@ def choice(name: str, value: Any, known: list[str]) -> str:
 
 
 def condition(bundle: Bundle, label: Any, count: int = 1) -> dict[str, Tensor]:
-    """What the network is told about `count` images of a class; nothing for ANY or None, the empty condition."""
+    """What the network is told about `count` images of a class, or of EACH; nothing for ANY or None, the empty one."""
     if bundle.classes is None or (label in (None, ANY) and bundle.empty_condition):
         return {}
     known = bundle.class_numbers
+    if label == EACH:
+        return {LABELS: torch.tensor([known[number % len(known)] for number in range(count)])}
     if label not in known or isinstance(label, bool):
         raise ValueError(f"{bundle.name} has no class {str(label)[:80]!r}; choose one from {known[0]} to {known[-1]}")
     return {LABELS: torch.full((count,), int(label))}

@@ -25,6 +25,7 @@ from optcov.data import to_8bit
 from optcov.play import actions
 from optcov.play.inputs import (
     ANY,
+    EACH,
     MAX_BYTES,
     MAX_GUIDANCE,
     MAX_IMAGES,
@@ -134,10 +135,10 @@ class _Page:
             first = gr.Dropdown(methods, value=actions.preferred(methods, "DDIM"), label="First method")
             second = gr.Dropdown(methods, value=actions.preferred(methods, "Bridge 2M"), label="Second method")
         with gr.Row():
-            steps, seed = self._steps(10), self._seed()
+            steps, seed = self._steps(5), self._seed()
             count = gr.Slider(1, MAX_IMAGES, 9, step=1, label="Images")
         with gr.Row():
-            label, guidance = self._class(), self._guidance()
+            label, guidance = self._class(("each in turn", EACH)), self._guidance()
         go = _button("Draw", "samples")
         with gr.Row():
             outputs = [_shown("First method", "samples-first"), _shown("Second method", "samples-second")]
@@ -209,9 +210,9 @@ class _Page:
     def _seed(self) -> Any:
         return gr.Number(0, label="Seed", precision=0, minimum=0)
 
-    def _class(self) -> Any:
+    def _class(self, *first: tuple[str, int]) -> Any:
         empty = [("any", ANY)] if self.bundle.empty_condition else []
-        choices = empty + [(f"class {label}", label) for label in self.bundle.class_numbers]
+        choices = [*first, *empty, *((f"class {label}", label) for label in self.bundle.class_numbers)]
         value = choices[0][1] if choices else None
         return gr.Dropdown(choices, value=value, label="Class", visible=self.bundle.classes is not None)
 
