@@ -1,4 +1,4 @@
-"""What docs/few-steps.md says is what was measured: its cells are in measurements/few-steps."""
+"""What docs/results-few-steps.md and the guide docs/few-steps.md say is what was measured: its cells are in measurements/few-steps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CELLS = lines("few-steps/fashion")
 BRIDGE = {cell["steps"]: cell for cell in CELLS if cell["row"] == "Bridge 2M"}
 PEERS = ("UniPC", "DPM-Solver++")
 KARRAS = "UniPC, Karras times"
-PAGE = (ROOT / "docs/few-steps.md").read_text(encoding="utf-8")
+PAGE, GUIDE = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("results-few-steps", "few-steps"))
 
 
-def shown(title: str) -> dict[tuple[str, int], str]:
-    """What the tables of the page that begin with a title say, by row and number of steps."""
+def shown(title: str, page: str = PAGE) -> dict[tuple[str, int], str]:
+    """What the tables of a page that begin with a title say, by row and number of steps."""
     found = {}
-    for table in PAGE.split(f"| {title} |")[1:]:
+    for table in page.split(f"| {title} |")[1:]:
         first, _, *rows = table.split("\n\n")[0].splitlines()
         steps = [int(cell.removeprefix("K =")) for cell in map(str.strip, first.strip(" |").split("|"))]
         for row in rows:
@@ -47,6 +47,12 @@ def test_every_cell_stands_in_the_page():
     assert shown("FD-fashion") == cells
     assert {cell["samples"] for cell in CELLS} == {2000}
     assert "2,000 samples" in PAGE
+
+
+def test_the_guide_has_the_cells_of_the_page():
+    few = shown("FD-fashion", GUIDE)
+    assert len(few) == 9
+    assert few.items() <= shown("FD-fashion").items()
 
 
 def test_every_difference_of_bridge_2m_stands_in_the_page():

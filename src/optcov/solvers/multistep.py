@@ -32,7 +32,7 @@ from optcov.solvers.result import SolverResult, noise_source
 from optcov.trajectory import Trajectory, sigma_of
 from optcov.watch import FiniteWatch, not_finite
 
-# docs/few-steps.md compares these with others
+# docs/results-few-steps.md compares these with others
 ETA = 0.3
 FIRST_SIGMA = 0.05  # noise-to-signal ratio where the last step starts
 LAST_SIGMAS, BY_SIDE = (40.0, 160.0), 0.28  # that where the first one starts: bounds, and its ratio to side times steps
