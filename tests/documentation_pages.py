@@ -1,7 +1,7 @@
 """README and docs as a reader follows them: blocks of a page in order, in one directory, with one Python namespace.
 
-`python tests/documentation_pages.py PAGE` follows one page, long commands too. Pictures of RENEWED pages are copied from
-where the page's own code wrote them to docs/images; those of other pages have scripts of their own.
+`python tests/documentation_pages.py PAGE` follows one page, long commands too. Pictures of RENEWED pages are copied to
+docs/images from where the page's own code wrote them; those of other pages have scripts of their own.
 """
 
 from __future__ import annotations
