@@ -10,10 +10,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 import yaml
 
 import optcov
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 LARGEST_WHEEL = 16_000_000  # bytes, most of them the two embedded models
