@@ -1,4 +1,4 @@
-"""The tables of docs/restoration.md, made of the lines that benchmarks/restoration.py wrote.
+"""The tables of docs/results-restoration.md, made of the lines that benchmarks/restoration.py wrote.
 
     python scripts/restoration_tables.py measurements/restoration/fashion.jsonl     prints them
 

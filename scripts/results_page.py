@@ -1,4 +1,4 @@
-"""The tables, verdicts and plot of docs/results.md, and the tables of README.md and docs/restoration.md.
+"""The tables, verdicts and plot of docs/results.md, and the tables of README.md and docs/results-restoration.md.
 
 `python scripts/results_page.py` writes them anew from measurements/MODEL/*.jsonl, which `optcov table` fills, and from
 measurements/restoration/MODEL.jsonl, which benchmarks/restoration.py fills. No number is typed by hand.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
-RESTORATION = ROOT / "docs" / "restoration.md"
+RESTORATION = ROOT / "docs" / "results-restoration.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 MEASURED = ROOT / "measurements"
 BEGIN, END = "<!-- made by scripts/results_page.py: {} -->", "<!-- /made: {} -->"

@@ -119,8 +119,8 @@ def reason(table: dict[str, dict[str, str]], piece: Piece) -> str | None:
 class Reader:
     """Somebody who follows one page, in the current directory."""
 
-    def __init__(self, page: str) -> None:
-        self.namespace: dict[str, Any] = {"__name__": "__main__", **(NAMED[page]() if page in NAMED else {})}
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
 
     def follow(self, piece: Piece) -> None:
         """Do what a piece says; anything that goes wrong raises."""
@@ -255,24 +255,12 @@ PREPARED: dict[str, tuple[Callable[[], None], ...]] = {
 }
 
 
-def _some_images() -> dict[str, Any]:
-    """Images as `images` has them, and noisy ones."""
-    import torch
-
-    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return {"test_images": x, "noisy_images": x.clone()}
-
-
-# what a page names without making it, because it is the reader's own
-NAMED: dict[str, Callable[[], dict[str, Any]]] = {"README.md": _some_images}
-
-
 def main(page: str) -> None:
     """Follow a page from start to end, and keep the pictures it shows if its code draws them."""
     shown = set(PICTURE.findall(read(page))) if page in RENEWED else set()
     with tempfile.TemporaryDirectory() as place, _chdir(Path(place)):
         prepare(page, Path(place))
-        reader = Reader(page)
+        reader = Reader()
         for piece in pieces(page):
             if not reason(NOT_RUN, piece):
                 print(piece.title, flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""What docs/results-few-steps.md and the guide docs/few-steps.md say is what was measured: its cells are in measurements/few-steps."""
+"""What docs/results-few-steps.md and docs/few-steps.md say is what was measured, in measurements/few-steps."""
 
 from __future__ import annotations
 

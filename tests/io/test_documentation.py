@@ -50,7 +50,7 @@ def follow(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch, wanted: 
     monkeypatch.chdir(directory)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     prepare(page, directory)
-    reader = Reader(page)
+    reader = Reader()
     for piece in wanted:
         reader.follow(piece)
 
