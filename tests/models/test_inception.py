@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import warnings
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from command_line import CommandLine
 from optcov.data import ImageSet
-from optcov.metrics import MetricError, find_extractor, inception
+from optcov.metrics import FeatureStatistics, MetricError, find_extractor, inception
 from optcov.metrics.inception import InceptionFeatures, find_weights, like_tensorflow, read_network
 
 FEATURES = 2048
@@ -152,3 +153,25 @@ def test_published_examples_of_torchmetrics_come_out(network: InceptionFeatures)
         distance = frechet.compute()
     found = (float(mean), float(spread), float(distance))
     assert found == pytest.approx((0.0337, 0.0023, 12.7202), abs=6e-5)
+
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "measurements" / "fid"
+
+
+def test_the_measured_distance_of_cifar10s_two_parts_is_the_published_one():
+    """By benchmarks/fid_check.py. The statistics that it took are kept; the features of the test images are not."""
+    found = json.loads((MEASURED / "train-against-test.jsonl").read_text())
+    assert (found["train_images"], found["test_images"]) == (50_000, 10_000)
+    assert found["FID"] == pytest.approx(3.15, abs=0.1)
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert f"an FID of {found['FID']:.3f}." in page
+    for part in found["fewer"]:
+        limit = f"{part['limit']:.2f} ± {part['standard_error']:.2f}".replace("-", "−")
+        assert f"| {part['images']:,} | {part['value']:.2f} | {limit} |" in page
+
+
+def test_the_kept_statistics_are_of_all_training_images():
+    kept = FeatureStatistics.load(MEASURED / "cifar10-train.npz")
+    assert (kept.count, kept.dimension, kept.features) == (50_000, FEATURES, "FID")
+    assert kept.rows is None
