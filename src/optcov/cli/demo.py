@@ -71,7 +71,7 @@ def _mixture(out: Path, steps: int, points: int, json: bool) -> None:
     from optcov.experiments.report.mixture import draw_mixture, run_mixture
     from optcov.methods import METHODS
 
-    announce(f"a mixture of Gaussians: {points} points by {len(METHODS)} methods in {steps} steps, as one picture")
+    announce(f"a mixture of Gaussians: {points} points by {len(METHODS)} methods in {steps} steps")
     results = list(track(run_mixture(steps, points), len(METHODS) + 1, f"{steps} steps by every method", "methods"))
     draw_mixture(results, steps, out)
     rows = [(r.method, f"{r.evaluations:.0f}", f"{r.distance:.4f}") for r in results]
