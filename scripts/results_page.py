@@ -36,7 +36,8 @@ SCHEDULE = "linear"
 PAPER_SETTING = {"cifar10": SETTING_OF_SCHEDULE[SCHEDULE]}  # the paper has other data besides, but no Fashion-MNIST
 PAPER = tuple(name for names in DISCRETE.values() for name in names)
 OURS = tuple(name for names in BEYOND.values() for name in names)
-PLOTTED = 10  # steps of the plot of images
+PLOTTED = 10  # steps of the plot of images, and of README's
+DATA = {"fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 PEERS = ("DPM-Solver++", "SDE-DPM-Solver++", "UniPC", "UniPC, Karras times")
 COLOURS = {"beta": "#d98c3f", "tilde": "#909090", "A-": "#8a63b8", "SN-": "#3a9d6e", "NPR-": "#1f6fb4", "DDIM": "#c44"}
 BETTER_BITS = (("NPR-DDPM", "A-DDPM"), ("A-DDPM", "DDPM, beta"), ("NPR-DDPM", "SN-DDPM"), ("SN-DDPM", "A-DDPM"))
@@ -187,26 +188,33 @@ def _distance(result: Mapping[str, Any], decimals: int) -> str:
     return f"{entry.value:.{decimals}f} ± {entry.error:.{decimals}f}"
 
 
-def readme_table(found: Measured, what: str) -> str:
-    """A small table of README.md."""
-    shown = {
-        "bits": ("DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM"),
-        "images": (
-            *("DDPM, beta-tilde", "A-DDPM", "NPR-DDPM", "DDIM", "NPR-DDIM"),
-            *("UniPC", "UniPC, Karras times", "Bridge 2M"),
-        ),
-    }[what]
-    place = found.bits if what == "bits" else found.images
-    steps = [K for K in (10, 25) if any(K in place.get(name, {}) for name in shown)]
-    lines = [f"| method | {' | '.join(f'K = {K}' for K in steps)} |", "|---|" + "--:|" * len(steps)]
-    for name in shown:
-        row = place.get(name, {})
-        cells = [
-            "" if K not in row else _number(row[K]["bits_per_dim"], 2) if what == "bits" else _distance(row[K], 2)
-            for K in steps
-        ]
-        if any(cells):
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+def readme_bits() -> str:
+    """Bits/dim of README.md, of measurements/covariances, which has correlated pixels too."""
+    columns = {}
+    for model, data in DATA.items():
+        for line in (MEASURED / "covariances" / f"{model}.jsonl").read_text(encoding="utf-8").splitlines():
+            found = json.loads(line)
+            bits = {row_of(name): value for name, value in found["bits/dim"].items()}
+            columns[f"{data}, K={found['steps']}"] = bits
+    rows = ("DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM", "CNPR-DDPM")
+    return _readme_table(rows, columns, lambda value: _number(value, 2))
+
+
+def readme_images(measured: Mapping[str, Measured]) -> str:
+    """Distances of README.md."""
+    columns = {
+        f"{DATA[model]}, {found.distance}": {name: row[PLOTTED] for name, row in found.images.items() if PLOTTED in row}
+        for model, found in measured.items()
+    }
+    ours = ("DDPM, beta-tilde", "A-DDPM", "NPR-DDPM", "DDIM", "NPR-DDIM", "Bridge 2M")
+    return _readme_table((*ours, "UniPC", "UniPC, Karras times"), columns, lambda cell: _distance(cell, 2))
+
+
+def _readme_table(rows: Iterable[str], columns: Mapping[str, Mapping[str, Any]], words: Callable[[Any], str]) -> str:
+    lines = [f"|method|{'|'.join(columns)}|", "|---|" + "--:|" * len(columns)]
+    for name in rows:
+        cells = [words(column[name]) if name in column else "" for column in columns.values()]
+        lines.append(f"|{name}|{'|'.join(cells)}|")
     return "\n".join(lines)
 
 
@@ -236,16 +244,17 @@ def inserted(page: str, made: Mapping[str, str]) -> str:
 
 def models() -> list[str]:
     """Embedded models with measurements."""
-    return [name for name in ("fashion", "cifar10") if any((MEASURED / name).glob("*.jsonl"))]
+    return [name for name in DATA if any((MEASURED / name).glob("*.jsonl"))]
 
 
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
-    readme = {f"README {what}": readme_table(Measured.of("fashion"), what) for what in ("bits", "images")}
+    measured = {model: Measured.of(model) for model in models()}
+    readme = {"README bits": readme_bits(), "README images": readme_images(measured)}
     restored = {
         f"restoration of {path.stem}": restoration_tables.page_part(restoration_tables.Comparison.of(path))
         for path in (MEASURED / "restoration").glob("*.jsonl")
-        if path.stem in ("fashion", "cifar10")
+        if path.stem in DATA
     }
     made = {PAGE: parts(models()), README: readme, RESTORATION: restored}
     return {path: inserted(path.read_text("utf-8"), tables) for path, tables in made.items()}
