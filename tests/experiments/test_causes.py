@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from optcov.metrics.frechet import jackknife_error
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/covariances.md").read_text(encoding="utf-8")
 ROWS = {
@@ -79,3 +81,14 @@ def test_the_trace_of_the_jacobian_is_the_squared_error_at_low_noise_and_negativ
             assert abs(trace / line["squared error"] - 1) < 0.2
         elif line["t"] >= 0.9:
             assert trace < -5 * error
+
+
+def test_sn_is_level_with_npr_and_better_than_one_number_on_a_weaker_network():
+    rows = {line["settings"]["method"]: line["result"] for line in lines("sn-weaker-network")}
+    for other, start in (("NPR-DDPM", 1), ("A-DDPM", 2)):
+        pairs = zip(rows["SN-DDPM"]["replicates"][0], rows[other]["replicates"][0], strict=True)
+        error = jackknife_error([[one - two for one, two in pairs]])
+        gap = rows["SN-DDPM"]["limit"] - rows[other]["limit"]
+        words = f"{gap:+.3f} ± {error:.3f}".replace("-", "−")
+        assert row_of_page("`fashion` of version 0.1, the weakest")[start + 1] == words
+        assert (abs(gap) < 2 * error) if other == "NPR-DDPM" else (gap < -5 * error)
