@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from results_page import MEASURED, PAGE, PLOT, README, RESTORATION, inserted, models, pages, parts
+from results_page import MEASURED, PAGE, PLOT, README, RESTORATION, Measured, inserted, models, pages, parts
 
 from optcov import bundle
+from optcov.experiments.tables.claims import row_differences
 from optcov.experiments.tables.evaluation import model_identity
 
 
@@ -31,6 +32,26 @@ def test_each_model_has_its_numbers_and_verdicts_on_the_page(model):
         assert part in page
 
 
+@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("better", ["SN-DDPM", "NPR-DDPM"])
+def test_both_heads_draw_better_images_than_one_variance_per_timestep_in_ten_steps(model, better):
+    (gap,) = [d for d in row_differences(Measured.of(model).section(), better, "A-DDPM") if d.where.endswith("K = 10")]
+    assert gap.error is not None
+    assert gap.mean < -5 * gap.error
+
+
+@pytest.mark.parametrize("model", models())
+def test_the_bounds_have_the_order_of_the_paper(model):
+    """beta > A > NPR, paired, by more than three standard errors at every number of steps."""
+    bits = Measured.of(model).bits
+    for K, found in bits["NPR-DDPM"].items():
+        for worse in ("A-DDPM", "DDPM, beta"):
+            gap = bits[worse][K]["difference"]  # from NPR
+            assert gap["mean"] > 3 * gap["standard_error"], (worse, K)
+        assert bits["DDPM, beta"][K]["bits_per_dim"]["mean"] > bits["A-DDPM"][K]["bits_per_dim"]["mean"] > 0
+        assert found["bits_per_dim"]["mean"] > 0
+
+
 def test_a_changed_number_is_noticed():
     page, made = PAGE.read_text(encoding="utf-8"), parts(models())
     changed = {name: text.replace("NPR-DDPM | ", "NPR-DDPM | 9", 1) for name, text in made.items()}
@@ -38,4 +59,4 @@ def test_a_changed_number_is_noticed():
 
 
 def test_the_plot_is_there_and_small():
-    assert 5_000 < PLOT.stat().st_size < 100_000
+    assert 5_000 < PLOT.stat().st_size < 200_000  # two models, two panels each
