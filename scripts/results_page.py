@@ -56,9 +56,7 @@ class Measured:
     """What was measured of a model on the linear schedule, along even times."""
 
     bits: Mapping[str, Mapping[int, Mapping[str, Any]]]  # row -> K -> bits_per_dim, and the difference from NPR
-    optimal: Mapping[
-        str, Mapping[int, Mapping[str, Any]]
-    ]  # the same at optimal timesteps, with the gain over even ones
+    optimal: Mapping[str, Mapping[int, Mapping[str, Any]]]  # the same at optimal timesteps, and the gain over even ones
     images: Mapping[str, Mapping[int, Mapping[str, Any]]]  # row -> K -> result of a cell
     distance: str  # FD-fashion or FID
     samples: int
@@ -135,7 +133,7 @@ def claims(found: Measured) -> str:
     """Who is better than whom, with the differences."""
     lines = ["| | holds | difference |", "|---|---|---|"]
     for better, worse in BETTER_BITS:
-        lines += _line(f"{better} has lower bits/dim than {worse}", _bit_differences(found, better, worse))
+        lines += _line(f"{better} has lower bits/dim than {worse}", bit_differences(found, better, worse))
     for name in ("A-DDPM", "NPR-DDPM"):
         gains = {K: row["gain"] for K, row in found.optimal.get(name, {}).items() if row["gain"]["standard_error"] > 0}
         lines += _line(
@@ -148,7 +146,7 @@ def claims(found: Measured) -> str:
     return "\n".join(lines)
 
 
-def _bit_differences(found: Measured, better: str, worse: str) -> list[Difference]:
+def bit_differences(found: Measured, better: str, worse: str) -> list[Difference]:
     """Paired by image and noise where one of the two is NPR; else the errors of both differences from NPR count."""
     first, second = found.bits.get(better, {}), found.bits.get(worse, {})
     result = []
