@@ -13,6 +13,7 @@ from PIL import Image, ImageChops, ImageOps
 from torch import Tensor
 
 from optcov.bundle import Bundle
+from optcov.bundle.conditions import labels_in_rows
 from optcov.data.folders import read_image
 from optcov.data.images import DataError
 from optcov.networks.classes import LABELS
@@ -66,7 +67,7 @@ def condition(bundle: Bundle, label: Any, count: int = 1) -> dict[str, Tensor]:
         return {}
     known = bundle.class_numbers
     if label == EACH:
-        return {LABELS: torch.tensor([known[number % len(known)] for number in range(count)])}
+        return labels_in_rows(known, count)
     if label not in known or isinstance(label, bool):
         raise ValueError(f"{bundle.name} has no class {str(label)[:80]!r}; choose one from {known[0]} to {known[-1]}")
     return {LABELS: torch.full((count,), int(label))}
