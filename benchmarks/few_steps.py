@@ -5,14 +5,15 @@
 
 All rows start from the same noise, each class in turn. Shift, gain and power are measured on training images and on
 start noises of their own; the distance is to the test images. Drawn features are kept in --out, so that an interrupted
-run goes on. Another model: --bundle cifar10 --data data/cifar10.npz --features lite0.
+run goes on. Another model: --bundle cifar10 --data data/cifar10.npz --features lite0. By FID: --features inception
+--reference measurements/fid/cifar10-train.npz, or a file of `optcov statistics --rows 10000`, which gives KID too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,8 @@ from optcov.gaussian import Diagonal, Gaussian
 from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
 from optcov.metrics.extractors import find_extractor
 from optcov.metrics.frechet import Distance
+from optcov.metrics.kernel import KernelSide, measure_kernel
+from optcov.metrics.sources import features_of
 from optcov.noise import batch_noise
 from optcov.prediction import Prediction, take
 from optcov.schedule import Schedule
@@ -83,6 +86,11 @@ def times_down_to(first: float) -> Any:
         return Trajectory.karras(bundle.schedule, K, first_sigma=first, last_sigma=last)
 
     return times
+
+
+def even_times(bundle: Bundle, K: int) -> Trajectory:
+    """Evenly spaced, as diffusers' solvers visit them by default."""
+    return Trajectory.even(bundle.schedule, K)
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,8 @@ ROWS: dict[str, dict[str, Any]] = {
         f"Bridge 2M, last step at {first}": {"eta": 0.3, "matched": False, "times": times_down_to(first)}
         for first in (0.15, 0.3)
     },
+    "Bridge 2M, eta near 0, last step at 0.3": {"eta": 1e-4, "matched": False, "times": times_down_to(0.3)},
+    "Bridge 2M, even timesteps": {"eta": 0.3, "matched": False, "times": even_times},
     **{
         f"Bridge 2M, {share} of the head's noise": {"eta": 0.3, "matched": False, "head": share} for share in (0.1, 0.3)
     },
@@ -238,21 +248,29 @@ def measured(
     out: Path, reference: FeatureStatistics, K: int, classes: int, against: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """All cells of K steps; each is compared with others on as many samples as they have in common."""
+    measures: dict[str, Callable[[Tensor], Distance]] = {"": lambda rows: measure_frechet(rows, reference, mix=False)}
+    if reference.rows is not None:
+        images = KernelSide.of(reference.rows)
+        measures["kernel"] = lambda rows: measure_kernel(KernelSide.of(rows, mix=False), images)
 
     @cache  # a distance takes a minute in many features
-    def distance(file: Path, count: int) -> Distance:
+    def distance(file: Path, count: int, kind: str) -> Distance:
         rows = torch.argsort(torch.arange(count) % classes, stable=True)  # groups that are left out have all classes
-        return measure_frechet(read_tensors(file)[0]["features"][rows], reference, mix=False)
+        return measures[kind](read_tensors(file)[0]["features"][rows])
+
+    def compared(name: str, count: int, kind: str) -> dict[str, Any]:
+        ours, *theirs = (distance(path_of(out, n, K), count, kind) for n in (name, *against))
+        gaps = {peer: difference(ours, d) for peer, d in zip(against, theirs, strict=True) if peer != name}
+        found = {"limit": ours.limit, "standard_error": ours.standard_error, "differences": gaps}
+        return found if kind else {**found, "replicates": ours.replicates}
 
     for name in (*PEERS, *KARRAS, *ROWS):
         files = [path_of(out, n, K) for n in (name, *against)]
         if not all(file.exists() for file in files):
             continue
         count = min(len(read_tensors(file)[0]["features"]) for file in files)
-        ours, *theirs = (distance(file, count) for file in files)
-        gaps = {peer: difference(ours, d) for peer, d in zip(against, theirs, strict=True) if peer != name}
-        size = {"samples": count, "limit": ours.limit, "standard_error": ours.standard_error}
-        yield {"row": name, "steps": K, **size, "differences": gaps, "replicates": ours.replicates}
+        cell = {"row": name, "steps": K, "samples": count, **compared(name, count, "")}
+        yield cell | {kind: compared(name, count, kind) for kind in measures if kind}
 
 
 def table(cells: Iterable[dict[str, Any]], against: Sequence[str]) -> str:
@@ -283,7 +301,11 @@ def main() -> None:
     parser.add_argument("--row", action="append", help="a row alone; all of them by default")
     parser.add_argument("--against", action="append", help="a row to compare with; by default diffusers' solvers")
     parser.add_argument("--schedule", default="linear")
+    parser.add_argument(
+        "--reference", help="a file of statistics to measure the distance to; by default the test images"
+    )
     parser.add_argument("--table", action="store_true", help="draw nothing")
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--record", type=Path, help="write all cells of the tables to this file, a line of JSON each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -293,10 +315,14 @@ def main() -> None:
         for K in options.steps:
             for name in options.row or (*PEERS, *KARRAS, *ROWS):
                 fill(bundle, moments, name, K, options)
+    if options.draw:
+        return
     extractor, classes = find_extractor(options.features), max(1, len(bundle.class_numbers))
-    reference = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
+    known = options.reference and features_of(options.reference, extractor)
+    if not isinstance(known, FeatureStatistics):
+        known = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
     against = options.against or COMPARED
-    cells = [list(measured(options.out, reference, K, classes, against)) for K in options.steps]
+    cells = [list(measured(options.out, known, K, classes, against)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
         print(f"\nK = {K}\n\n{table(found, against)}")
     if options.record:
