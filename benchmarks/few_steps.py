@@ -31,7 +31,7 @@ from optcov.data import ImageSet, to_8bit
 from optcov.gaussian import Diagonal, Gaussian
 from optcov.metrics import FeatureStatistics, jackknife_error, measure_frechet
 from optcov.metrics.extractors import find_extractor
-from optcov.metrics.frechet import Distance
+from optcov.metrics.frechet import GROUPS, Distance
 from optcov.metrics.kernel import KernelSide, measure_kernel
 from optcov.metrics.sources import features_of
 from optcov.noise import batch_noise
@@ -171,6 +171,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "Matched 2M": {"eta": 0.3, "times": matched_times},
     "Matched 2M, times of Bridge 2M": {"eta": 0.3},
 }
+EVERY = (*PEERS, *KARRAS, *ROWS)
 
 
 def in_turn(bundle: Bundle, images: range) -> dict[str, Tensor]:
@@ -244,11 +245,24 @@ def difference(ours: Distance, theirs: Distance) -> tuple[float, float]:
     return ours.limit - theirs.limit, error
 
 
+def mean_part(rows: Tensor, reference: FeatureStatistics) -> Distance:
+    """The part of a Frechet distance that the means make, with the same groups: |mean - mean|^2."""
+    values = rows.double()
+    gaps = [values[torch.arange(len(rows)) % GROUPS != group].mean(0) - reference.mean for group in range(GROUPS)]
+    without = tuple(float(gap.square().sum()) for gap in gaps)
+    value = float((values.mean(0) - reference.mean).square().sum())
+    limit = value - (GROUPS - 1) * (sum(without) / GROUPS - value)
+    return Distance(value, jackknife_error([without]), limit, (len(rows), reference.count), (without, ()))
+
+
 def measured(
-    out: Path, reference: FeatureStatistics, K: int, classes: int, against: Sequence[str]
+    out: Path, reference: FeatureStatistics, K: int, classes: int, against: Sequence[str], names: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
     """All cells of K steps; each is compared with others on as many samples as they have in common."""
-    measures: dict[str, Callable[[Tensor], Distance]] = {"": lambda rows: measure_frechet(rows, reference, mix=False)}
+    measures: dict[str, Callable[[Tensor], Distance]] = {
+        "": lambda rows: measure_frechet(rows, reference, mix=False),
+        "means": lambda rows: mean_part(rows, reference),
+    }
     if reference.rows is not None:
         images = KernelSide.of(reference.rows)
         measures["kernel"] = lambda rows: measure_kernel(KernelSide.of(rows, mix=False), images)
@@ -264,7 +278,7 @@ def measured(
         found = {"limit": ours.limit, "standard_error": ours.standard_error, "differences": gaps}
         return found if kind else {**found, "replicates": ours.replicates}
 
-    for name in (*PEERS, *KARRAS, *ROWS):
+    for name in names:
         files = [path_of(out, n, K) for n in (name, *against)]
         if not all(file.exists() for file in files):
             continue
@@ -313,7 +327,7 @@ def main() -> None:
     if not options.table:  # several processes may draw, each its own rows
         moments = DataMoments.of(data.load(options.data, "train").x_0()[:TRAINING_IMAGES])
         for K in options.steps:
-            for name in options.row or (*PEERS, *KARRAS, *ROWS):
+            for name in options.row or EVERY:
                 fill(bundle, moments, name, K, options)
     if options.draw:
         return
@@ -322,7 +336,7 @@ def main() -> None:
     if not isinstance(known, FeatureStatistics):
         known = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
     against = options.against or COMPARED
-    cells = [list(measured(options.out, known, K, classes, against)) for K in options.steps]
+    cells = [list(measured(options.out, known, K, classes, against, EVERY)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
         print(f"\nK = {K}\n\n{table(found, against)}")
     if options.record:

@@ -1,0 +1,116 @@
+"""Which part of the distance of images differs: FID, the part of it that the means make, KID, and power by frequency.
+
+    python benchmarks/image_parts.py --data data/cifar10.npz --reference REFERENCE --out runs/image-parts
+        [--steps 10] [--samples 1000] [--row ROW] [--record FILE]
+
+All rows start from the same noise, each class in turn. Two rows are CNPR-DDPM whose noise is correlated at some noise
+levels only; at the others they are NPR-DDPM. Power is that of the images in rings of frequencies, as a share of that of
+the test images. REFERENCE is a file of `optcov statistics`. Features are kept in --out, so that an interrupted run goes
+on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from few_steps import BATCH, in_turn, measured, path_of
+from torch import Tensor
+
+import optcov
+from optcov import METHODS, ReverseProcess, Trajectory, data
+from optcov.bundle import Bundle
+from optcov.covariances import Spectrum
+from optcov.data import ImageSet, to_8bit
+from optcov.gaussian import Basis
+from optcov.metrics import FeatureStatistics
+from optcov.metrics.extractors import find_extractor
+from optcov.metrics.sources import features_of
+from optcov.schedule import Time
+from optcov.storage import read_tensors, write_tensors
+from optcov.trajectory import sigma_of
+
+RINGS = (0, 0.5, 1.5, 3, 6, 12, 24, 64)  # edges, in half waves across the image
+AGAINST = ("NPR-DDPM", "DDIM")
+PARTLY: dict[str, Callable[[float], bool]] = {  # noise / signal -> whether the noise is correlated
+    "CNPR-DDPM above a ratio of 3": lambda sigma: sigma > 3,
+    "CNPR-DDPM below a ratio of 3": lambda sigma: sigma <= 3,
+}
+ROWS = (*AGAINST, "NPR-DDIM", "A-DDIM", "CNPR-DDPM", *PARTLY)
+
+
+def partly(bundle: Bundle, where: Callable[[float], bool]) -> ReverseProcess:
+    """CNPR-DDPM with correlations at these noise levels; elsewhere all frequencies have the same power."""
+    known = bundle.spectrum("npr")
+
+    def at(t: Time) -> Tensor:
+        power = known.at(t)
+        return power if where(sigma_of(bundle.schedule, float(t))) else torch.ones_like(power)
+
+    return bundle.reverse_process("CNPR-DDPM", spectrum=Spectrum(at, known.basis))
+
+
+def ring_powers(images: Tensor) -> Tensor:
+    """Mean square of the cosine coefficients of images (n, C, H, W) in each ring of frequencies."""
+    squares = Basis().transform(images.double()).square().mean((0, 1))
+    height, width = (torch.arange(size) for size in squares.shape)
+    radius = (height[:, None] ** 2 + width**2).sqrt()
+    return torch.stack([squares[(radius >= a) & (radius < b)].mean() for a, b in pairwise(RINGS)])
+
+
+def fill(bundle: Bundle, name: str, K: int, samples: int, out: Path) -> None:
+    """Draw what a cell lacks, and keep its features and the powers of each batch."""
+    path, extractor = path_of(out, name, K), find_extractor("inception")
+    process = partly(bundle, PARTLY[name]) if name in PARTLY else bundle.reverse_process(name, all_heads=False)
+    cap = METHODS["CNPR-DDPM" if name in PARTLY else name].noise_cap
+    kept = read_tensors(path)[0] if path.exists() else {"features": torch.zeros(0, 2048), "powers": torch.zeros(0, 7)}
+    trajectory = Trajectory.even(bundle.schedule, K)
+    while len(kept["features"]) < samples:
+        images = range(len(kept["features"]), min(len(kept["features"]) + BATCH, samples))
+        options: dict[str, Any] = {"indices": images, "condition": in_turn(bundle, images), "noise_cap": cap}
+        x_0 = optcov.sample(process, trajectory, (len(images), *bundle.image_shape), **options)
+        powers = len(images) / BATCH * ring_powers(x_0)[None].float()
+        new = {"features": extractor.features(ImageSet(to_8bit(x_0), None, name)), "powers": powers}
+        kept = {key: torch.cat([kept[key], new[key]]) for key in kept}
+        write_tensors(path, kept)
+
+
+def main() -> None:
+    """Draw what is missing, and print a line per row."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", required=True, help="CIFAR-10, as optcov reads it")
+    parser.add_argument("--reference", required=True, help="statistics of the training images")
+    parser.add_argument("--bundle", default="cifar10")
+    parser.add_argument("--out", type=Path, required=True, help="where features are kept")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--row", action="append", help="a row alone, which is drawn and not measured")
+    parser.add_argument("--record", type=Path, help="a file for lines of JSON")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    bundle = optcov.load(options.bundle, schedule="linear")
+    for name in options.row or ROWS:
+        fill(bundle, name, options.steps, options.samples, options.out)
+    if options.row:
+        return
+    reference = features_of(options.reference, find_extractor("inception"))
+    assert isinstance(reference, FeatureStatistics)
+    real = ring_powers(data.load(options.data, "test").x_0())
+    lines = []
+    for cell in measured(options.out, reference, options.steps, len(bundle.class_numbers), AGAINST, ROWS):
+        powers = read_tensors(path_of(options.out, cell["row"], options.steps))[0]["powers"]
+        shares = powers.double().sum(0) * BATCH / options.samples / real
+        del cell["replicates"]
+        lines.append(json.dumps(cell | {"power": [round(float(share), 4) for share in shares]}))
+        print(lines[-1], flush=True)
+    if options.record:
+        options.record.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
