@@ -98,6 +98,34 @@ def test_kl_from_the_bridge_and_from_any_gaussian_is_exact(kind, name):
         torch.testing.assert_close(kl_divergence(q, p), torch_kl(dense, exact), **close)
 
 
+def test_kl_takes_no_matrix_where_one_side_or_both_are_diagonal_in_one_basis():
+    """On more pixels than a matrix is made for."""
+    shape = (2, 3, 64, 64)
+    mean, power, other = randn(*shape), randn(*shape).exp(), randn(*shape).exp()
+    p, q = (Gaussian(mean, Spectral(each)) for each in (power, other))
+    ratio = (power / other).flatten(1)
+    torch.testing.assert_close(kl_divergence(p, q), (ratio - 1 - ratio.log()).sum(1) / 2, **close)
+    correlated, white = Gaussian(mean, Correlated(other, power[:1])), Gaussian(mean, Diagonal(power))
+    found = kl_divergence(correlated, white)
+    log_dets = power.log().flatten(1).sum(1) - correlated.covariance.log_det(mean)
+    torch.testing.assert_close(found, ((other / power).flatten(1).sum(1) - 3 * 64 * 64 + log_dets) / 2, **close)
+    with pytest.raises(ValueError, match="matrix over"):
+        kl_divergence(correlated, q)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "spectral", "correlated"])
+def test_a_draw_without_variance_has_a_finite_gradient(name):
+    variance = torch.tensor([[0.0, 0.0, 4.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    covariance = {
+        "diagonal": lambda: Diagonal(variance),
+        "spectral": lambda: Spectral(variance),
+        "correlated": lambda: Correlated(variance, torch.ones(1, 4, dtype=torch.float64)),
+    }[name]()
+    covariance.sqrt_apply(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    assert bool(variance.grad.isfinite().all())
+    assert float(variance.grad[0, 2]) != 0
+
+
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_moments_of_draws_are_those_of_the_matrix(kind, name):
     shape = SHAPES[kind]

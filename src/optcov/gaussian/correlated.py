@@ -4,7 +4,8 @@
     Correlated   S^1/2 B^T diag(spectrum) B S^1/2,  S diagonal
 
 B is the orthonormal `Basis`. Draws, densities, log-determinants and the diagonals of both matrix and inverse take a few
-transforms each, exactly; nothing of the size of the matrix is made but by `dense`, for tests.
+transforms each, exactly. Nothing of the size of the matrix is made but by `dense`: for tests, and for the KL between
+two such Gaussians.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import torch
 from torch import Tensor
 
 from optcov.gaussian.basis import PLAIN, Basis
-from optcov.gaussian.shapes import ClampCounts, Diagonal, check_dense, per_sample, require_nonnegative, sum_pixels
+from optcov.gaussian.shapes import (
+    ClampCounts,
+    Diagonal,
+    check_dense,
+    per_sample,
+    require_nonnegative,
+    square_root,
+    sum_pixels,
+)
 
 
 @final
@@ -190,7 +199,7 @@ def _per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
 def _root(values: Tensor, name: str) -> Tensor:
     """Square roots, to draw with."""
     require_nonnegative(values, name)
-    return values.sqrt()
+    return square_root(values)
 
 
 def _check_axes(values: Tensor, name: str) -> None:

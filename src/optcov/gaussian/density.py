@@ -67,7 +67,10 @@ class Gaussian:
 
 
 def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
-    """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes."""
+    """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes.
+
+    Only two shapes that both correlate pixels, and not by one basis, take a matrix over all pixels.
+    """
     q._check_shape(p.mean, "the mean of p")
     p._require_density("a KL divergence")
     q._require_density("a KL divergence")
@@ -75,12 +78,20 @@ def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
     if isinstance(p.covariance, Elementwise) and isinstance(q.covariance, Elementwise):
         return 0.5 * (sum_pixels(ratio_excess(p.variance, q.variance).expand_as(p.mean)) + quadratic)
     log_dets = q.covariance.log_det(q.mean) - p.covariance.log_det(p.mean)
-    if isinstance(p.covariance, Elementwise):
-        trace = sum_pixels((p.variance * q.covariance.inverse_diagonal(q.mean)).expand_as(p.mean))
-    else:
-        ratio: Tensor = torch.linalg.solve(q.covariance.dense(q.mean), p.covariance.dense(p.mean))
-        trace = ratio.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return 0.5 * (trace - p._dimensions + log_dets + quadratic)
+    return 0.5 * (_trace_of_ratio(p, q) - p._dimensions + log_dets + quadratic)
+
+
+def _trace_of_ratio(p: Gaussian, q: Gaussian) -> Tensor:
+    """tr(Q^-1 P) per sample, (B,)."""
+    of_p, of_q = p.covariance, q.covariance
+    if isinstance(of_q, Elementwise):
+        return sum_pixels((p.variance / q.variance).expand_as(p.mean))
+    if isinstance(of_p, Elementwise):
+        return sum_pixels((p.variance * of_q.inverse_diagonal(q.mean)).expand_as(p.mean))
+    if isinstance(of_p, Spectral) and isinstance(of_q, Spectral) and of_p.basis is of_q.basis:
+        return sum_pixels((of_p.power.to(p.mean) / of_q.power.to(p.mean)).expand_as(p.mean))
+    ratio: Tensor = torch.linalg.solve(of_q.dense(q.mean), of_p.dense(p.mean))
+    return ratio.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def ratio_excess(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -62,6 +62,13 @@ def require_nonnegative(values: Tensor, name: str) -> None:
         raise ValueError(f"{name} has negative entries, so that nothing can be drawn; clamp them at 0 first")
 
 
+def square_root(values: Tensor) -> Tensor:
+    """Square roots whose gradient at 0 is 0: a pixel that cannot vary adds nothing, where infinity would make NaN."""
+    if not values.requires_grad:
+        return values.sqrt()
+    return values.where(values != 0, 1).sqrt().where(values != 0, 0)
+
+
 class CovarianceShape(Protocol):
     """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
 
@@ -134,7 +141,7 @@ class Elementwise(ABC):
     def sqrt_apply(self, noise: Tensor) -> Tensor:
         if not self.nonnegative:
             require_nonnegative(self.variance, "variance")
-        return self.diagonal(noise).sqrt() * noise
+        return square_root(self.diagonal(noise)) * noise
 
     def inverse_quadratic(self, x: Tensor) -> Tensor:
         return sum_pixels(x.square() / self.diagonal(x))
