@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from optcov import ForwardProcess, ReverseProcess, Schedule
-from optcov.covariances import SquaredNoise
+from optcov.covariances import SquaredNoise, squared_noise
 from optcov.oracle import GaussianMixture
 from optcov.prediction import Prediction
 
@@ -247,6 +247,19 @@ def test_error_amplification_of_sn():
     exact = ratio * true.covariance.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close((estimate - exact).abs(), ratio * amplification * error, rtol=1e-7, atol=1e-10)
     assert float(amplification.max()) > 2  # it does amplify
+
+
+@pytest.mark.parametrize("form", ["of the noise", "of the velocity", "of the velocity, less its square"])
+def test_the_squared_noise_of_the_paper_is_there_whatever_the_head_predicts(form):
+    t = 300
+    x_t = grid(PLANE, t, 21)[0]
+    answer = PLANE.network(SCHEDULE)(x_t, t)
+    known = Prediction.of(answer, x_t, t, *SCHEDULE.levels(t))
+    if form != "of the noise":
+        excess = SquaredNoise().second_moment(known).diagonal(x_t) / known.factor("velocity")
+        square = 0 if form.endswith("square") else known.in_unit("velocity").square()
+        known = known.with_heads({"sn": excess + square}, {"sn": "velocity"}, () if form.endswith("city") else ["sn"])
+    torch.testing.assert_close(squared_noise(known), answer.heads["sn"], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("t", "s"), STEPS)

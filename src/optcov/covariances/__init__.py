@@ -26,7 +26,7 @@ from typing import Any
 from optcov.covariances.base import BothUnits, Bounds, Covariance, Example, PerTime, Regression, Row, number_at
 from optcov.covariances.beta import Beta, BetaTilde
 from optcov.covariances.analytic import Analytic, IsotropicResidual, OneNumber
-from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise
+from optcov.covariances.squared_noise import FullSquaredNoise, SquaredNoise, squared_noise
 from optcov.covariances.residual import FullResidual, Residual
 from optcov.covariances.ocm import Ocm
 from optcov.covariances.learned_range import LearnedRange, range_ends
@@ -65,6 +65,7 @@ __all__ = [
     "number_at",
     "of_head",
     "range_ends",
+    "squared_noise",
 ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
+from torch import Tensor
+
 from optcov.covariances.base import Covariance, Example, Regression, rows
 from optcov.gaussian import CovarianceShape, Diagonal, Full, per_sample
 from optcov.prediction import Prediction
@@ -44,6 +46,15 @@ class SquaredNoise(Covariance):
         """
         square = example.prediction.in_unit(unit).square()
         return Regression.plain(example.quantity(unit).square() - square, spread=4 * square)
+
+
+def squared_noise(prediction: Prediction) -> Tensor:
+    """The paper's h = E[eps^2 | x_t] by the head "sn", (B, *D), whatever form and unit the head has.
+
+    So h - eps_hat^2 is the variance of the noise, and v = k (h - eps_hat^2).
+    """
+    v = SquaredNoise().second_moment(prediction).diagonal(prediction.x_t)
+    return v * per_sample(1 / prediction.factor("noise"), v) + prediction.of_heads.noise.square()
 
 
 @final
