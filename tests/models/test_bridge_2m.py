@@ -98,6 +98,25 @@ def test_its_noise_is_part_of_what_determines_an_image():
     assert settings["times"] != other["times"]
 
 
+def test_it_visits_the_times_of_a_trajectory_that_is_passed():
+    bundle = small_bundle(Schedule.linear())
+    times = few_step_times(bundle.schedule, 4, bundle.image_shape, first_sigma=0.15)
+    settings = Sampler(bundle, "Bridge 2M", 4, trajectory=times).settings()
+    assert settings["times"] == list(times.times)
+    assert settings["times"][0] > Sampler(bundle, "Bridge 2M", 4).settings()["times"][0]
+    own, usual = (bundle.sample(2, steps=4, progress=False, **more) for more in ({"trajectory": times}, {}))
+    assert not torch.allclose(own, usual, atol=1e-3)
+    for refused in ("karras", [1, 2, 3]):
+        with pytest.raises(ValueError, match="times and a last step of its own"):
+            Sampler(bundle, "Bridge 2M", 4, trajectory=refused)
+
+
+@pytest.mark.parametrize("first", [0.0, -1.0, 40.0, float("nan"), "0.1"])
+def test_a_last_step_that_starts_nowhere_is_refused(first):
+    with pytest.raises(ValueError, match="first_sigma"):
+        few_step_times(Schedule.linear(), 5, first_sigma=first)
+
+
 def test_it_is_no_row_of_the_paper():
     assert "Bridge 2M" not in METHODS
     assert find_method("Bridge 2M").covariance is None

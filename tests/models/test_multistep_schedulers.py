@@ -130,6 +130,17 @@ def test_a_share_of_noise_that_is_none_is_refused(eta, said):
             kind(bridge_eta=eta)
 
 
+def test_the_last_step_starts_where_its_setting_says():
+    usual, later = BridgeScheduler(), BridgeScheduler(bridge_first_sigma=0.15)
+    for scheduler in (usual, later):
+        scheduler.set_timesteps(10)
+    levels = [Schedule.linear().log_snr(int(scheduler.timesteps[-1]) + 1) for scheduler in (usual, later)]
+    ratios = [float((-level / 2).exp()) for level in levels]
+    assert ratios == pytest.approx([0.05, 0.15], rel=0.05)
+    with pytest.raises(ValueError, match="such as 0.15"):
+        BridgeScheduler(bridge_first_sigma=0)
+
+
 def test_the_eta_of_another_scheduler_is_not_its_own():
     for eta in (0.0, 1.0):
         config = OptimalCovarianceScheduler(eta=eta).config

@@ -32,7 +32,8 @@ from optcov.trajectory import Trajectory
 class Sampler:
     """A bundle, a method and an effort; image i is the same whatever images are drawn with it.
 
-    trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods that step along one.
+    trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods that step along one. Bridge 2M has
+    times of its own; it takes a Trajectory in their place.
     noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which takes
     its own steps.
     condition: what else the network takes by name, each a tensor whose entry i belongs to image number i. guidance: how
@@ -73,6 +74,7 @@ class Sampler:
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         self.step_noise: MultistepNoise | None = None
+        times = trajectory if self.method.solver == "bridge" and isinstance(trajectory, Trajectory) else None
         if self.method.covariance is not None:
             self.clipping = _clipping(clip_mean, use_clipped_model_output)
             options = {"ocm_probes": ocm_probes, "guidance": guidance, **self.clipping}
@@ -82,7 +84,7 @@ class Sampler:
             if not isinstance(trajectory, Trajectory):
                 raise ValueError(f"trajectory = {trajectory!r:.80} is neither a name such as even nor a Trajectory")
             self.trajectory = trajectory
-        elif (trajectory, noise_cap, last_step) != ("even", None, "mean"):
+        elif ("even" if times else trajectory, noise_cap, last_step) != ("even", None, "mean"):
             raise ValueError(
                 f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
                 f"out, or choose a method such as {HEAD_METHOD}"
@@ -97,7 +99,8 @@ class Sampler:
                 raise ValueError(f"{self.method.name} has no noise for guidance = {guidance}; take Bridge 2M")
             self.step_noise = model.matched_noise(steps)
         elif self.method.solver == "bridge":
-            self.step_noise = BridgeNoise(model.schedule, few_step_times(model.schedule, steps, model.image_shape))
+            times = times or few_step_times(model.schedule, steps, model.image_shape)
+            self.step_noise = BridgeNoise(model.schedule, times)
         if self.step_noise is not None:
             self.trajectory = self.step_noise.trajectory
         self.ocm_probes = None if ocm_probes is None else int(ocm_probes)

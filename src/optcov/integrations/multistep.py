@@ -32,7 +32,7 @@ from optcov.integrations.stepping import (
 from optcov.prediction import Prediction, check_kind
 from optcov.schedule import Schedule, is_whole
 from optcov.solvers import BridgeNoise, MatchedNoise, MultistepNoise, few_step_times
-from optcov.solvers.multistep import ETA, check_sides
+from optcov.solvers.multistep import ETA, FIRST_SIGMA, check_sides
 from optcov.trajectory import Trajectory
 
 # from_pretrained looks here for the mixin of a class
@@ -168,6 +168,7 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
     clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. bridge_eta: the
     share of noise; it is not the eta of other schedulers, so that their configs do not set it.
     bridge_image_shape: (C, H, W) of what is drawn; small images start at less noise, which saves steps. None: large.
+    bridge_first_sigma: the noise-to-signal ratio where the last step starts.
 
     >>> from diffusers import DDPMScheduler
     >>> scheduler = BridgeScheduler.from_config(DDPMScheduler().config)
@@ -193,8 +194,10 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
         rescale_betas_zero_snr: bool = False,
         bridge_eta: float = ETA,
         bridge_image_shape: list[int] | None = None,
+        bridge_first_sigma: float = FIRST_SIGMA,
     ):
         self._read_betas()
+        few_step_times(self.schedule, 1, first_sigma=bridge_first_sigma)  # refuses a wrong one
         BridgeNoise(self.schedule, Trajectory((num_train_timesteps,)), bridge_eta)  # refuses a wrong one
         check_sides("bridge_image_shape", bridge_image_shape)
         self.timesteps = torch.arange(num_train_timesteps - 1, -1, -1)
@@ -203,7 +206,8 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Take Karras times, and forget the last run."""
-        times = few_step_times(self.schedule, num_inference_steps, self.config.bridge_image_shape)
+        shape, first = self.config.bridge_image_shape, self.config.bridge_first_sigma
+        times = few_step_times(self.schedule, num_inference_steps, shape, first)
         most = self.config.clip_sample_range
         data_range = (-most, most) if self.config.clip_sample else None
         self._begin(BridgeNoise(self.schedule, times, self.config.bridge_eta), data_range, device)

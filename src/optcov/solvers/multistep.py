@@ -61,8 +61,18 @@ def check_sides(name: str, shape: Any) -> None:
         )
 
 
-def few_step_times(schedule: Schedule, steps: int, shape: Sequence[int] | None = None) -> Trajectory:
-    """Karras times between noise-to-signal ratios of 0.05 and `last_sigma`, as far as the schedule has them."""
+def few_step_times(
+    schedule: Schedule, steps: int, shape: Sequence[int] | None = None, first_sigma: float = FIRST_SIGMA
+) -> Trajectory:
+    """Karras times between the noise-to-signal ratios first_sigma and `last_sigma`, as far as the schedule has them.
+
+    A network that is weak at little noise may draw better images from a larger first_sigma (docs/few-steps.md).
+    """
+    if not 0 < check_number("first_sigma", first_sigma) < LAST_SIGMAS[0]:
+        raise ValueError(
+            f"first_sigma = {first_sigma} is no noise-to-signal ratio of a last step; pass a number above 0 and below "
+            f"{LAST_SIGMAS[0]:g}, such as 0.15"
+        )
     last = last_sigma(check_whole("steps", steps, 1), shape)
     if steps == 1:
         return Trajectory((schedule.final_time,))
@@ -71,7 +81,7 @@ def few_step_times(schedule: Schedule, steps: int, shape: Sequence[int] | None =
             f"steps = {steps} is more than this schedule has times; take at most {schedule.grid_size}, one for each"
         )
     least, most = (sigma_of(schedule, t) for t in (schedule.first_time, schedule.last_time_with_signal))
-    first = FIRST_SIGMA if least < FIRST_SIGMA < most / 2 else None  # else all that the schedule has
+    first = first_sigma if least < first_sigma < most / 2 else None  # else all that the schedule has
     return Trajectory.karras(schedule, steps, first_sigma=first, last_sigma=last if most > last else None)
 
 
