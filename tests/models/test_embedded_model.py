@@ -171,7 +171,7 @@ def test_no_variance_of_sn_is_below_zero(fashion, images, schedule):
 
 
 def test_its_bound_is_that_which_is_promised(fashion, tests, images):
-    """At most 3.90 bits/dim in 10 even steps of the linear schedule; 512 images: measurements/fashion."""
+    """At most 3.90 bits/dim in 10 even steps of the linear schedule; 2,048 images: measurements/covariances."""
     model = fashion.with_schedule("linear")
     told = {"class_labels": tests.labels[:64]}
     bits = elbo(model.reverse_process("NPR-DDPM"), images[:64], model.trajectory(10), condition=told).bits_per_dim()
