@@ -1,17 +1,19 @@
-"""Ways to train the embedded model, at equal time: the bound of each after so many minutes of one core.
+"""Ways to train the embedded model, at equal time: the bound and the loss of each after the same time of one core.
 
     python benchmarks/training_choices.py data/fashion-mnist --work runs/choices --record FILE.jsonl
 
 Each choice is trained by `optcov train`, its NPR head is fitted, and the bound of NPR-DDPM in 10 even steps is taken on
 test images, given their class. Differences from the first choice are paired by image and noise. Choices that are kept
 in the work directory are not trained again. Steps of the U-Net all cost the same; the transformer's are of twice as
-many images, at the same cost.
+many images, at about the same cost. The CPU time of each training is recorded. Losses of different predictions or noise
+levels weigh errors differently, so that only the bounds compare all choices.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -33,10 +35,19 @@ CHOICES = {
 }
 
 
-def train(choice: str, data: str, out: Path, steps: int) -> None:
-    """Train one choice."""
+def train(choice: str, data: str, out: Path, steps: int) -> float:
+    """Train one choice; returns the CPU time in seconds."""
     command = [sys.executable, "-m", "optcov", "train", data, "--out", str(out), "--steps", str(steps)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     subprocess.run([*command, *COMMON.split(), *CHOICES[choice].split()], check=True, stdout=subprocess.DEVNULL)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+def last_loss(run: Path, share: float = 0.1) -> float:
+    """Mean training loss of the last tenth of the steps."""
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = losses[-max(1, round(share * len(losses))) :]
+    return sum(last) / len(last)
 
 
 def bound(run: Path, data: str, count: int) -> list[float]:
@@ -54,12 +65,15 @@ def bound(run: Path, data: str, count: int) -> list[float]:
     return found
 
 
-def line(choice: str, bits: list[float], first: list[float]) -> dict[str, Any]:
+def line(choice: str, kept: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     """What is recorded of a choice."""
-    scores, difference = torch.tensor(bits), torch.tensor(bits) - torch.tensor(first)
+    bits = kept["bits"]
+    scores, difference = torch.tensor(bits), torch.tensor(bits) - torch.tensor(first["bits"])
     return {
         "choice": choice,
         "settings": CHOICES[choice],
+        "CPU minutes": round(kept["seconds"] / 60, 1),
+        "loss": round(kept["loss"], 5),
         "bits/dim": round(float(scores.mean()), 4),
         "from the first": round(float(difference.mean()), 4),
         "standard error": round(float(difference.std() / len(bits) ** 0.5), 4),
@@ -75,16 +89,17 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="test images that are scored")
     parser.add_argument("--record", type=Path, required=True, help="a line of JSON per choice")
     options = parser.parse_args()
-    scores: list[list[float]] = []
+    found: list[dict[str, Any]] = []
     lines = []
     for choice in CHOICES:
         run = options.work / choice.replace(",", "").replace(" ", "-")
         kept = run / "bits.json"
         if not kept.exists():
-            train(choice, options.data, run, options.steps)
-            kept.write_text(json.dumps(bound(run, options.data, options.images)))
-        scores.append(json.loads(kept.read_text()))
-        lines.append(json.dumps(line(choice, scores[-1], scores[0])))
+            seconds = train(choice, options.data, run, options.steps)
+            scores = {"seconds": seconds, "loss": last_loss(run), "bits": bound(run, options.data, options.images)}
+            kept.write_text(json.dumps(scores))
+        found.append(json.loads(kept.read_text()))
+        lines.append(json.dumps(line(choice, found[-1], found[0])))
         print(lines[-1], flush=True)
         options.record.write_text("\n".join(lines) + "\n")
 
