@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from optcov.canvas import OTHER, colour_of, open_frame
 
 MEASURED = Path(__file__).parent.parent / "measurements" / "covariances"
 SHOWN = {
@@ -21,7 +24,7 @@ SHOWN = {
     "sn_correlated": "correlated SN",
     "npr_correlated": "correlated NPR",
 }
-COLOURS = {10: "tab:blue", 25: "tab:orange"}
+SHADES = {10: 1.0, 25: 0.45}  # how opaque the bars of each number of steps are
 
 
 def lines(model: str) -> dict[int, dict[str, Any]]:
@@ -36,22 +39,24 @@ def draw(axes: Any, model: str) -> None:
         gaps = [line["less npr"].get(name, {"mean": 0.0, "standard_error": 0.0}) for name in SHOWN]
         places = [row + 0.38 * (number - 0.5) for row in range(len(SHOWN))]
         errors = [2 * gap["standard_error"] for gap in gaps]
-        axes.barh(places, [gap["mean"] for gap in gaps], 0.36, xerr=errors, color=COLOURS[K], label=f"{K} steps")
+        colours = [(colour_of(name), SHADES[K]) for name in SHOWN]
+        axes.barh(places, [gap["mean"] for gap in gaps], 0.36, xerr=errors, color=colours)
     axes.axvline(0, color="0.2", linewidth=1)
     axes.set_yticks(range(len(SHOWN)), list(SHOWN.values()))
-    axes.set(title=model, xlabel="bits/dim minus those of NPR (left is better)")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(title=model, xlabel="bits/dim minus NPR's (left is better)")
+    open_frame(axes)
 
 
 def main(path: str) -> None:
     """Draw both models."""
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.6, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     draw(left, "fashion")
     draw(right, "cifar10")
     left.invert_yaxis()  # and so that of the other, which shares it
-    left.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=110)
+    key = [Patch(color=(OTHER, shade), label=f"{K} steps") for K, shade in SHADES.items()]
+    left.legend(handles=key, frameon=False, loc="lower right")
+    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ def _row(covariance: str, kind: str, K: int, bits: Mapping[str, Any]) -> Likelih
 
 
 def restoration(path: Path) -> None:
-    """A shoe with a hidden box."""
-    model, truth = optcov.load("fashion"), test_images("fashion")[8]
+    """A bag with a hidden box."""
+    model, truth = optcov.load("fashion"), test_images("fashion")[30]
     mask = Mask.box((1, 28, 28), top=7, left=7, height=14, width=14)
     noise = torch.randn(1, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     y = mask.apply(truth[None] + 0.05 * noise)[0]
-    restore(model, y, mask, noise_std=0.05, steps=50, samples=16).plot(str(path), truth=truth)
+    restore(model, y, mask, noise_std=0.05, steps=50, samples=16).plot(str(path), truth=truth, shown=3)
 
 
 if __name__ == "__main__":

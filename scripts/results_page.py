@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import restoration_tables
 
+from optcov.canvas import colour_of, open_frame
 from optcov.experiments.tables.claims import Difference, row_differences
 from optcov.experiments.tables.distances import BEYOND, DISCRETE, distance_entry
 from optcov.experiments.tables.published import SETTING_OF_SCHEDULE, published_value
@@ -39,7 +40,6 @@ OURS = tuple(name for names in BEYOND.values() for name in names)
 PLOTTED = 10  # steps of the plot of images, and of README's
 DATA = {"fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 PEERS = ("DPM-Solver++", "SDE-DPM-Solver++", "UniPC", "UniPC, Karras times")
-COLOURS = {"beta": "#d98c3f", "tilde": "#909090", "A-": "#8a63b8", "SN-": "#3a9d6e", "NPR-": "#1f6fb4", "DDIM": "#c44"}
 BETTER_BITS = (("NPR-DDPM", "A-DDPM"), ("A-DDPM", "DDPM, beta"), ("NPR-DDPM", "SN-DDPM"), ("SN-DDPM", "A-DDPM"))
 BETTER_IMAGES = (
     *(("SN-DDPM", "A-DDPM"), ("NPR-DDPM", "A-DDPM"), ("SN-DDPM", "NPR-DDPM"), ("A-DDPM", "DDPM, beta-tilde")),
@@ -262,7 +262,7 @@ def plot(measured: Mapping[str, Measured], path: Path) -> None:
     """For each model bits/dim against the number of steps, and the distances of images in ten steps."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 3.6 * len(measured)), layout="constrained")
+    figure = Figure(figsize=(8.0, 3.7 * len(measured)), layout="constrained")
     for (left, right), (model, found) in zip(
         figure.subplots(len(measured), 2, squeeze=False), measured.items(), strict=True
     ):
@@ -270,22 +270,22 @@ def plot(measured: Mapping[str, Measured], path: Path) -> None:
         _plot_images(right, found, model)
         for axes in (left, right):
             axes.minorticks_off()
-            axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+        open_frame(left, right)
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, ncols=len(PAPER), loc="outside upper center")
+    figure.savefig(path, dpi=115)
 
 
 def _plot_bits(axes: Axes, found: Measured, model: str) -> None:
     shown = {name: dict(sorted(found.bits[name].items())) for name in PAPER if found.bits.get(name)}
     for name, row in shown.items():
         values = [cell["bits_per_dim"]["mean"] for cell in row.values()]
-        axes.plot(list(row), values, color=_colour(name), marker="o", markersize=3, label=name)
+        axes.plot(list(row), values, color=colour_of(name), marker="o", markersize=3, label=name)
     steps = sorted({K for row in shown.values() for K in row})
     least = min(cell["bits_per_dim"]["mean"] for row in shown.values() for cell in row.values())
     ticks = [bits for bits in (3, 4, 5, 6, 8, 10) if bits > 0.9 * least]
     axes.set(xscale="log", yscale="log", xlabel="steps", xticks=steps, xticklabels=[str(K) for K in steps])
     axes.set(title=f"{model}: bits/dim", ylim=(0.95 * least, 13))
     axes.set(yticks=ticks, yticklabels=[str(bits) for bits in ticks])
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.03, 1.02))
 
 
 def _plot_images(axes: Axes, found: Measured, model: str) -> None:
@@ -293,14 +293,11 @@ def _plot_images(axes: Axes, found: Measured, model: str) -> None:
     best_last = sorted(shown, key=lambda name: -float(distance_entry(shown[name]).value or 0))
     for place, name in enumerate(best_last):
         entry = distance_entry(shown[name])
-        axes.errorbar(entry.value, place, xerr=entry.error, color=_colour(name), marker="o", capsize=3)
+        axes.errorbar(entry.value, place, xerr=entry.error, color=colour_of(name), marker="o", capsize=3)
     axes.set(title=f"{model}: {found.distance} in {PLOTTED} steps", yticks=range(len(best_last)), yticklabels=best_last)
+    left_out = found.images.get("DDPM, beta", {}).get(PLOTTED)
     axes.set_xlim(left=0)
-
-
-def _colour(name: str) -> str:
-    found = (colour for part, colour in COLOURS.items() if name.startswith(part) or name.endswith(part))
-    return next(found, "#404040")
+    axes.set_xlabel(f"DDPM, beta is left out: {_distance(left_out, 2)}" if left_out else "")
 
 
 def main() -> None:

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from optcov.canvas import OTHER, open_frame
 
 MEASURED = Path(__file__).parent.parent / "measurements" / "training"
 SHOWN = {
-    "fashion": "U-Net of velocities on Fashion-MNIST",
-    "flow-dit": "DiT by flow matching on Fashion-MNIST",
-    "cifar10": "U-Net of velocities on CIFAR-10",
+    "fashion": "U-Net, Fashion-MNIST",
+    "flow-dit": "DiT, Fashion-MNIST",
+    "cifar10": "U-Net, CIFAR-10",
 }
 EVERY = 100  # steps of a mean
 
@@ -39,34 +39,38 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     return [{"run": json.loads((run / "run.json").read_text())}, *found]
 
 
-def curve(name: str) -> tuple[list[float], list[float]]:
-    """Epochs and losses of a file; runs that go on from each other's weights follow each other."""
-    epochs, losses, start, end, scale = [], [], 0.0, 0.0, 0.0
+def curve(name: str) -> tuple[list[float], list[float], list[float]]:
+    """Epochs and losses of a file, and where its runs start; a run that goes on from another's weights follows it."""
+    epochs, losses, starts, end, scale = [], [], [], 0.0, 0.0
     for line in map(json.loads, (MEASURED / f"{name}.jsonl").read_text().splitlines()):
         if "run" in line:
-            start, scale = end, line["run"]["batch_size"] / line["run"]["data"]["images"]
+            starts.append(end)
+            scale = line["run"]["batch_size"] / line["run"]["data"]["images"]
             continue
-        end = start + line["step"] * scale
+        end = starts[-1] + line["step"] * scale
         epochs.append(end)
         losses.append(line["loss"])
-    return epochs, losses
+    return epochs, losses, starts
 
 
 def draw(path: str) -> None:
-    """All curves, smoothed over 500 steps."""
+    """All curves, smoothed over 500 steps; a dotted line where a part begins."""
     names = [name for name in SHOWN if (MEASURED / f"{name}.jsonl").exists()]
-    figure, panels = pyplot.subplots(
-        1, len(names), figsize=(4.2 * len(names), 3.4), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(2.9 * len(names), 3.0), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False)
+    panels[0][0].set_ylabel("loss")
     for axes, name in zip(panels[0], names, strict=True):
-        epochs, losses = curve(name)
+        epochs, losses, starts = curve(name)
         smooth = [sum(losses[max(0, i - 4) : i + 1]) / len(losses[max(0, i - 4) : i + 1]) for i in range(len(losses))]
-        axes.plot(epochs, losses, color="0.8", linewidth=1)
-        axes.plot(epochs, smooth, color="tab:blue", linewidth=2)
+        axes.plot(epochs, losses, color="0.75", linewidth=1)
+        axes.plot(epochs, smooth, color=OTHER, linewidth=2)
+        for start in starts[1:]:
+            axes.axvline(start, color="0.4", linestyle=":", linewidth=1.5)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         low = min(smooth)
-        axes.set(title=SHOWN[name], xlabel="epochs", ylabel="loss", ylim=(0.95 * low, 1.6 * low))
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100)
+        axes.set(title=SHOWN[name], xlabel="epochs", ylim=(0.95 * low, 1.6 * low))
+        open_frame(axes)
+    figure.savefig(path, dpi=140)
 
 
 def main(path: str, *runs: str) -> None:

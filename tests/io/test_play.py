@@ -90,7 +90,7 @@ def test_a_bundle_without_heads_has_a_page_all_the_same():
 @pytest.mark.parametrize("steps", [2, 30])
 def test_a_path_is_a_strip_for_few_and_many_steps(plain, steps):
     strip = actions.denoising_path(plain, "NPR-DDPM", steps, 0)
-    assert (strip.width > 4 * strip.height) == (steps > 2)
+    assert (strip.width > 3 * strip.height) == (steps > 2)
 
 
 def test_more_noise_makes_the_model_less_sure(classes):
@@ -114,7 +114,7 @@ def test_restoration_keeps_what_was_not_erased(plain):
     assert hidden.sum() == 9
     assert hidden[2:5, 2:5].all()
     _, samples = actions.restoration(plain, drawing(), "NPR-DDPM", 3, 2, 0)
-    factor = inputs.CANVAS // 22  # two images of 8 pixels with borders of 2
+    factor = actions.SHEET // 22  # two images of 8 pixels with borders of 2
     shown = np.array(samples)[factor // 2 :: factor, factor // 2 :: factor, 0]
     for left in (2, 12):
         image = torch.from_numpy(shown[2:10, left : left + 8].copy())

@@ -70,7 +70,9 @@ def command(
         help="Choose the best checkpoint of residual heads by this many samples. 0: take the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
-    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
+    score_features: str = typer.Option(
+        "fashion", help="Their features: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
+    ),
     times: int = typer.Option(100, min=0, help="Measure the statistics at this many timesteps. 0: at all."),
     measure_images: int = typer.Option(
         96, min=0, help="Images measured at each timestep. 0: use those of the fit, and measure no spectra."

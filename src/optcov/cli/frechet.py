@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def command(
     first: str = typer.Argument(help="Images (directory, .npz, .npy, hf:NAME), statistics (.npz), or BUNDLE:METHOD."),
     second: str = typer.Argument(help="The same; a data set with splits takes #train or #test at its end."),
-    features: str = typer.Option("fashion", help="Feature extractor: fashion, lite0, inception or inception:FILE."),
+    features: str = typer.Option(
+        "fashion", help="Feature extractor: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
+    ),
     samples: int = typer.Option(2000, min=4, help="Images to draw from a BUNDLE:METHOD."),
     steps: int = typer.Option(10, min=2, help="Reverse steps of a BUNDLE:METHOD."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of a BUNDLE:METHOD."),

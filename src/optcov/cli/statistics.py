@@ -13,7 +13,9 @@ from optcov.progress import fresh, track
 def command(
     data: str = typer.Argument(help="Images: directory, .npz, .npy, hf:NAME; #train or #test at its end is a split."),
     out: Path = typer.Argument(help="The .npz file to write: mu, sigma, and some features for the kernel distance."),
-    features: str = typer.Option("inception", help="Feature extractor: inception, lite0, fashion or inception:FILE."),
+    features: str = typer.Option(
+        "inception", help="Feature extractor: inception, inception:pytorch-fid, inception:FILE, lite0 or fashion."
+    ),
     rows: int = typer.Option(10000, min=2, help="Random images whose features are kept for the kernel distance."),
     packed: bool = typer.Option(False, "--packed", help="Half the space for sigma; only optcov reads it."),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),

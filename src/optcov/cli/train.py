@@ -55,7 +55,9 @@ def command(
         help="Score each checkpoint by the Frechet distance of this many samples, and end with the best. 0: the last.",
     ),
     score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
-    score_features: str = typer.Option("fashion", help="Their features: fashion, lite0, inception or inception:FILE."),
+    score_features: str = typer.Option(
+        "fashion", help="Their features: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
+    ),
     json: bool = typer.Option(False, "--json", help="Print the run's settings and where its weights are as JSON."),
 ) -> None:
     """Train a noise predictor (stage 1)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from optcov.canvas import new_figure, save
@@ -30,8 +31,9 @@ def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None
     titles += ["mean", "deviation", *[f"sample {j + 1}" for j in range(shown)]]
     titles += [] if truths is None else ["truth"]
     rows = len(samples)
-    figure = new_figure(1.25 * len(titles) + 0.9, 1.25 * rows + 0.75)
-    panels = figure.subplots(rows, len(titles), squeeze=False)
+    figure = new_figure(1.25 * len(titles) + 0.85, 1.25 * rows + 0.55)
+    places = figure.add_gridspec(rows, len(titles) + 1, width_ratios=(*[1.0] * len(titles), 0.08))
+    panels = np.array([[figure.add_subplot(places[row, j]) for j in range(len(titles))] for row in range(rows)])
     means = found.mean if found.batched else found.mean.unsqueeze(0)
     deviations = found.std if found.batched else found.std.unsqueeze(0)
     low, high = found.data_range or (float(samples.min()), float(samples.max()))
@@ -51,7 +53,7 @@ def draw_restoration(found: Restoration, path: Path, truth: Tensor | None = None
         axes.set(xticks=[], yticks=[])
     for axes, title in zip(panels[0], titles, strict=True):
         axes.set_title(title, fontsize=11)
-    figure.colorbar(drawn, ax=panels, shrink=0.8, label="deviation")
+    figure.colorbar(drawn, cax=figure.add_subplot(places[:, -1]), label="deviation")
     caption = f"{found.method}, {found.operator.name}, noise {found.noise_std:g}, {found.evaluations} evaluations"
     figure.suptitle(caption, fontsize=11, parse_math=False)
     save(figure, path)

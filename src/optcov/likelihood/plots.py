@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optcov.canvas import new_axes, save, times_figure
+from optcov.canvas import colours_of, new_axes, save, times_figure
 from optcov.likelihood import LikelihoodRow
 
 STYLE = {"ET": "--", "OT": "-"}
@@ -14,8 +14,8 @@ STYLE = {"ET": "--", "OT": "-"}
 
 def plot_bits(rows: Sequence[LikelihoodRow], path: Path, unit: str = "bits/dim") -> None:
     """Bits/dim against K, one line per covariance, dashed for even and solid for optimal trajectories."""
-    figure, axes = new_axes("steps K", f"{unit} (upper bound)")
-    colours = _colours(rows)
+    figure, axes = new_axes("steps K", f"{unit}, at most (lower is better)")
+    colours = colours_of(_by_height(rows))
     for (covariance, kind), line in _lines(rows).items():
         values = [row.bits_per_dim.mean for row in line]
         deviations = [row.bits_per_dim.standard_error or 0.0 for row in line]
@@ -28,7 +28,7 @@ def plot_bits(rows: Sequence[LikelihoodRow], path: Path, unit: str = "bits/dim")
     axes.minorticks_off()
     best = min(row.bits_per_dim.mean - (row.bits_per_dim.standard_error or 0.0) for row in rows)
     axes.set_ylim(0.95 * best if best > 0 else None, _readable_limit(rows))
-    axes.legend(handles=_key(colours), fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    axes.legend(handles=_key(colours), loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     save(figure, path)
 
 
@@ -44,7 +44,7 @@ def _key(colours: Mapping[str, Any]) -> list[Any]:
 def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
     """Nats per image of each transition against the time s that it lands on, for one K."""
     figure, axes = new_axes("time s", "KL of the step that lands on s, nats per image")
-    colours = _colours(rows)
+    colours = colours_of(row.covariance for row in rows)
     for row in (row for row in rows if row.K == K):
         axes.plot(
             row.times[:-1],
@@ -79,13 +79,10 @@ def _lines(rows: Sequence[LikelihoodRow]) -> dict[tuple[str, str], list[Likeliho
     return lines
 
 
-def _colours(rows: Sequence[LikelihoodRow]) -> dict[str, Any]:
-    """A colour of its own for each covariance: ten dark ones, then the same ones lighter."""
-    from matplotlib import colormaps
-
-    palette = [colormaps["tab20"](place) for place in (*range(0, 20, 2), *range(1, 20, 2))]
-    names = dict.fromkeys(row.covariance for row in rows)
-    return {name: palette[number % len(palette)] for number, name in enumerate(names)}
+def _by_height(rows: Sequence[LikelihoodRow]) -> list[str]:
+    """Covariances as the lines begin at the left, the highest first."""
+    first = {row.covariance: row.bits_per_dim.mean for row in sorted(rows, key=lambda row: (-row.K, row.kind == "ET"))}
+    return sorted(first, key=lambda name: -first[name])
 
 
 def _readable_limit(rows: Sequence[LikelihoodRow]) -> float:

@@ -97,7 +97,9 @@ def find_extractor(name: str) -> Extractor:
         return Extractor(_PackagedInception(convention), FID if convention == "tensorflow" else FID_PYTORCH)
     if kind == "inception" and argument:
         return Extractor(_Inception(Path(argument)), FID)
-    raise MetricError(f"unknown feature extractor {name!r}; choose fashion, lite0, inception or inception:FILE")
+    raise MetricError(
+        f"unknown feature extractor {name!r}; choose fashion, lite0, inception, inception:pytorch-fid or inception:FILE"
+    )
 
 
 class _Inception:

@@ -41,8 +41,9 @@ from optcov.play.inputs import (
 )
 from optcov.reverse import Step
 
-SHOWN = 10  # points of a path at most
+SHOWN = 7  # points of a path at most, besides its end
 LEAST_NOISE, MOST_NOISE = 1, 99  # percent
+SHEET = 640  # pixels that the longer side of a sheet of samples has at most, where the samples have fewer
 NOISELESS = 0.0  # what is not erased is known
 
 
@@ -90,7 +91,7 @@ def compare(
         _sampler(bundle, choice("method", name, known), steps, seed, label, guidance, total) for name in (first, second)
     ]
     columns = math.ceil(total**0.5)
-    left, right = (enlarged(grid(to_8bit(s.draw(range(total)).x_0).cpu(), columns)) for s in samplers)
+    left, right = (enlarged(grid(to_8bit(s.draw(range(total)).x_0).cpu(), columns), SHEET) for s in samplers)
     return left, right
 
 
@@ -178,8 +179,8 @@ def restoration(
     )
     left = torch.where(hidden, torch.full_like(pixels, 128), pixels)
     panels = {"what is left": left, "mean": to_8bit(found.mean), "image": pixels}
-    summary = _panels(panels, {"standard deviation": found.std.mean(0)})
-    return summary, enlarged(grid(to_8bit(found.samples), math.ceil(total**0.5)))
+    summary = _panels(panels, {"standard deviation": found.std.mean(0)}, columns=2)
+    return summary, enlarged(grid(to_8bit(found.samples), math.ceil(total**0.5)), SHEET)
 
 
 def _runs(bundle: Bundle, method: Method) -> bool:
@@ -224,23 +225,24 @@ def _strip(points: list[tuple[float, Tensor, Tensor]]) -> Image.Image:
         scale = max(1.0, float(x_t.std()))  # noise of a variance-exploding schedule is far outside the range
         show(panels[0][column], to_8bit(x_t / scale))
         show(panels[1][column], to_8bit(clean))
-        panels[0][column].set_title(f"t = {t:.3g}", fontsize=8)
-    panels[0][0].set_ylabel("$x_t$")
-    panels[1][0].set_ylabel("predicted $x_0$")
+        panels[0][column].set_title(f"t = {t:.3g}", fontsize=11)
+    panels[0][0].set_ylabel("$x_t$", fontsize=12)
+    panels[1][0].set_ylabel("predicted $x_0$", fontsize=12)
     return _picture(figure)
 
 
-def _panels(pictures: dict[str, Tensor], maps: dict[str, Tensor]) -> Image.Image:
-    figure = new_figure(2.4 * (len(pictures) + len(maps)) + 0.4, 2.7)
-    panels = figure.subplots(1, len(pictures) + len(maps), squeeze=False)[0]
+def _panels(pictures: dict[str, Tensor], maps: dict[str, Tensor], columns: int = 4) -> Image.Image:
+    rows = math.ceil((len(pictures) + len(maps)) / columns)
+    figure = new_figure(2.4 * columns + 0.6, 2.75 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, (title, pixels) in zip(panels, pictures.items(), strict=False):
         show(axes, pixels)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title, fontsize=14)
     for axes, (title, values) in zip(panels[len(pictures) :], maps.items(), strict=True):
         drawn = axes.imshow(values.float().numpy(), cmap="magma", vmin=0)
         axes.set(xticks=[], yticks=[])
-        axes.set_title(title, fontsize=10)
-        figure.colorbar(drawn, ax=axes, shrink=0.8)
+        axes.set_title(title, fontsize=14)
+        figure.colorbar(drawn, ax=axes, shrink=0.8).ax.tick_params(labelsize=12)
     return _picture(figure)
 
 

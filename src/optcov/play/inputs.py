@@ -105,10 +105,10 @@ def to_picture(pixels: Tensor) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).convert("RGB")
 
 
-def enlarged(pixels: Tensor) -> Image.Image:
+def enlarged(pixels: Tensor, most: int = CANVAS) -> Image.Image:
     """The same, each pixel a square, as large as fits; a drawing on it goes back to pixels without loss."""
     picture = to_picture(pixels)
-    factor = max(1, CANVAS // max(picture.size))
+    factor = max(1, most // max(picture.size))
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 

@@ -43,6 +43,7 @@ KEPT = 3600  # seconds that pictures stay in the server's temporary directory
 FORMATS = [".png", ".jpg", ".jpeg", ".bmp", ".webp"]
 GREYS, COLOURS = ["#ffffff", "#a0a0a0", "#000000"], ["#ffffff", "#000000", "#d62728", "#2ca02c", "#1f77b4", "#ffdd55"]
 ERASER = "#ff3030"
+LONG_STEPS = "The variances of Improved DDPM and beta-tilde are for short steps. In few steps their bounds are high."
 # names of fonts that the system has: the usual themes fetch theirs
 SYSTEM, MONOSPACE = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 
@@ -141,8 +142,10 @@ class _Page:
             label, guidance = self._class(("each in turn", EACH)), self._guidance()
         go = _button("Draw", "samples")
         with gr.Row():
-            outputs = [_shown("First method", "samples-first"), _shown("Second method", "samples-second")]
-        self._run(go, actions.compare, [first, second, steps, count, seed, label, guidance], outputs)
+            titles, pictures = zip(
+                _titled("First method", "samples-first"), _titled("Second method", "samples-second"), strict=True
+            )
+        self._run(go, _compare, [first, second, steps, count, seed, label, guidance], [*titles, *pictures])
 
     def path(self) -> None:
         methods = actions.path_methods(self.bundle)
@@ -194,7 +197,7 @@ class _Page:
                 count = gr.Slider(2, MAX_IMAGES, 9, step=1, label="Samples")
         go = _button("Restore", "restoration")
         with gr.Row():
-            outputs = [_shown("Mean and standard deviation", "restoration-mean", scale=2)]
+            outputs = [_shown("Mean and standard deviation", "restoration-mean")]
             outputs.append(_shown("Samples", "restoration-samples"))
         self._run(go, actions.restoration, [editor, method, steps, count, seed, label], outputs)
 
@@ -260,22 +263,33 @@ class _Page:
         return enlarged(to_8bit(drawn[0]))
 
 
+def _compare(bundle: Bundle, first: Any, second: Any, *values: Any) -> tuple[str, str, Image.Image, Image.Image]:
+    """Samples below the names of the methods that drew them."""
+    left, right = actions.compare(bundle, first, second, *values)
+    return f"**{first}**", f"**{second}**", left, right
+
+
 def _score(bundle: Bundle, *values: Any) -> tuple[str, dict[str, float]]:
     rows, chances = actions.score(bundle, *values)
     lines = [f"| {name} | {bits:.3f} |" for name, bits in rows]
-    return "\n".join(["| method | bits/dim, at most |", "|---|---:|", *lines]), chances
+    return "\n".join(["| method | bits/dim, at most |", "|---|---:|", *lines, "", LONG_STEPS]), chances
 
 
 def _button(text: str, name: str) -> Any:
     return gr.Button(text, variant="primary", elem_id=f"{name}-go")
 
 
-def _shown(label: str, name: str, scale: int = 1) -> Any:
-    """A picture below its title: gradio's own would cover a corner of it."""
+def _shown(label: str, name: str) -> Any:
+    """A picture below its title."""
+    return _titled(label, name)[1]
+
+
+def _titled(label: str, name: str) -> tuple[Any, Any]:
+    """A title and the picture below it: gradio's own title would cover a corner of the picture."""
     look: dict[str, Any] = {"interactive": False, "buttons": ["download"], "show_label": False}
-    with gr.Column(scale=scale):
-        gr.Markdown(f"**{label}**")
-        return gr.Image(label=label, type="pil", format="png", elem_id=name, **look)
+    with gr.Column():
+        title = gr.Markdown(f"**{label}**", elem_id=f"{name}-title")
+        return title, gr.Image(label=label, type="pil", format="png", elem_id=name, **look)
 
 
 def _one_at_a_time(

@@ -66,7 +66,9 @@ def command(
         "", help="linear, cosine, vp_sde or own, as in linear,cosine. The default depends on the bundle."
     ),
     features: str = typer.Option(
-        "", help="Feature extractor: fashion, lite0, inception, inception:FILE. By default by the images' shape."
+        "",
+        help="Feature extractor: fashion, lite0, inception, inception:pytorch-fid or inception:FILE. "
+        "By default by the images' shape.",
     ),
     reference: str | None = typer.Option(None, help="What samples are compared with: images or statistics (.npz)."),
     paper: str | None = typer.Option(None, help="The paper's setting to put beside ours, such as 'CelebA 64x64'."),

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.canvas import new_figure, save
+from optcov.canvas import colours_of, new_figure, save
 from optcov.covariances import BySpectrum, Example, Spectrum, find_covariance
 from optcov.forward import ForwardProcess
 from optcov.gaussian import PLAIN
@@ -117,15 +117,16 @@ def sliced_wasserstein(a: Tensor, b: Tensor, directions: int = 64) -> float:
 def draw_mixture(results: list[MixtureResult], steps: int, path: Path) -> None:
     """Write a picture of the methods that look different, a panel each."""
     shown = [result for result in results if result.method in SHOWN]
-    figure = new_figure(8.8, 4.9)
-    figure.suptitle(f"The same perfect network, {steps} steps (distance to the data)", fontsize=11)
+    figure = new_figure(8.0, 4.8)
+    heading = f"The same perfect network, {steps} steps. Numbers: distance to the data"
+    figure.suptitle(f"{heading}\n ", fontsize=11, linespacing=0.6)  # the empty line is room above the titles
+    colours = colours_of(result.method for result in shown)
     for axes, result in zip(figure.subplots(2, 4).flat, shown, strict=True):
-        _panel(axes, result)
+        _panel(axes, result, colours[result.method])
     save(figure, path)
 
 
-def _panel(axes: Any, result: MixtureResult) -> None:
-    color = "#444444" if result.method == "data" else "#1f6fb4"
-    axes.scatter(*result.points.T, s=1.2, c=color, alpha=0.5, linewidths=0)
+def _panel(axes: Any, result: MixtureResult, colour: str) -> None:
+    axes.scatter(*result.points.T, s=2, c=colour, alpha=0.6, linewidths=0)
     axes.set(xlim=(-2, 2), ylim=(-2, 2), xticks=[], yticks=[], aspect="equal")
     axes.set_title(f"{result.method}: {result.distance:.3f}", fontsize=10)

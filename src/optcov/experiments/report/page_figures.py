@@ -10,7 +10,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from optcov.canvas import new_axes, new_figure, png
+from optcov.canvas import colours_of, new_axes, new_figure, open_frame, png
 from optcov.experiments.tables import Section, TableResult
 
 OUTLIER = 5.0  # times the median: what is larger leaves a plot, so that the rest can be told apart
@@ -47,13 +47,14 @@ def against_steps(section: Section, quantity: str) -> bytes:
     """Numbers of each row against K with their errors; dashed along even trajectories where there are optimal ones."""
     figure, axes = new_axes("steps K", quantity)
     lengths = lengths_of(section)
-    names = list(dict.fromkeys(_base(row.name) for row in section.rows))
+    colours = colours_of(_base(row.name) for row in section.rows)
     for row in section.rows:
         known = [(K, e.value, e.error or 0.0) for K, e in zip(lengths, row.entries, strict=True) if e.value is not None]
         if known:
             style = "--" if row.name.startswith("ET ") else "-"
-            colour = f"C{names.index(_base(row.name)) % 10}"
-            marker = "os^vDPX*"[names.index(_base(row.name)) // 10 % 8]
+            colour = colours[_base(row.name)]
+            alike = [name for name in colours if colours[name] == colour]
+            marker = "os^vDPX*"[alike.index(_base(row.name)) % 8]
             K, values, errors = zip(*known, strict=True)
             axes.errorbar(K, values, errors, fmt=marker + style, color=colour, markersize=4, label=row.name)
     axes.set_xscale("log")
@@ -74,16 +75,16 @@ def variance_curves(times: Sequence[float], variances: Mapping[str, Sequence[flo
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     low, high = variances["beta_tilde"], variances["beta"]
-    for number, (name, values) in enumerate(variances.items()):
+    colours = colours_of(variances)
+    for name, values in variances.items():
         style = ":" if name in ("beta_tilde", "beta") else "-"
-        left.plot(times, values, style, color=f"C{number}", label=name)
+        left.plot(times, values, style, color=colours[name], label=name)
         share = [(v - a) / (b - a) if b > a else 0.0 for v, a, b in zip(values, low, high, strict=True)]
-        right.plot(times, share, style, color=f"C{number}", label=name)
+        right.plot(times, share, style, color=colours[name], label=name)
     left.set(xlabel="time t", ylabel="variance of the step from t", yscale="log")
     right.set(xlabel="time t", ylabel="share of the way from beta-tilde to beta")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    left.legend(fontsize=8)
+    open_frame(left, right)
+    left.legend(frameon=False)
     return png(figure)
 
 
@@ -91,8 +92,9 @@ def variance_against_error(times: Sequence[float], found: Mapping[str, Sequence[
     """Predicted variance and measured squared error of x_0 against time, and their ratio with two standard errors."""
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
-    for number, (name, points) in enumerate(found.items()):
-        colour = f"C{number}"
+    colours = colours_of(found)
+    for name, points in found.items():
+        colour = colours[name]
         left.plot(times, [p.predicted for p in points], "-", color=colour, label=f"{name}, predicted")
         known = [(t, p) for t, p in zip(times, points, strict=True) if p.measured]
         ratios, errors = [p.predicted / p.measured for _, p in known], [2 * (p.ratio_error or 0.0) for _, p in known]
@@ -102,9 +104,9 @@ def variance_against_error(times: Sequence[float], found: Mapping[str, Sequence[
     left.set(xlabel="time t", ylabel="variance of x_0, squared error of its mean", yscale="log")
     right.set(xlabel="time t", ylabel="predicted / measured (± 2 standard errors)", yscale="log")
     _plain_ticks(right)
+    open_frame(left, right)
     for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(frameon=False)
     return png(figure)
 
 
