@@ -1,4 +1,4 @@
-"""Pictures of the guides, of the embedded model `fashion`: `python scripts/guide_pictures.py` writes them, in a minute.
+"""Pictures of the guides, of the embedded models: `python scripts/guide_pictures.py` writes them, in two minutes.
 
 The commands of those pages run on stand-ins for the reader's own model, which are too small to show anything.
 """
@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 import optcov
 from optcov.bundle import test_images
-from optcov.bundle.pictures import draw_grid
+from optcov.bundle.pictures import draw_grid, show
+from optcov.canvas import new_figure, save
 from optcov.data import to_8bit
 from optcov.inverse import Mask, restore
 from optcov.likelihood import Estimate, LikelihoodRow
@@ -22,6 +24,8 @@ from optcov.likelihood.plots import plot_bits
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
+PANELS = (("fashion", "NPR-DDPM", 100), ("fashion", "UniPC", 20), ("cifar10", "UniPC", 25))
+ROW = 5  # images of a class
 SHOWN = ("beta", "analytic", "npr")
 
 
@@ -31,6 +35,20 @@ def samples(path: Path) -> None:
     labels = torch.tensor(model.class_numbers * 2)
     drawn = model.sample(len(labels), steps=10, labels=labels, progress=False)
     draw_grid(to_8bit(drawn), path, "", columns=len(model.class_numbers))
+
+
+def embedded(path: Path) -> None:
+    """What the embedded models draw, a row for each class: by NPR-DDPM in many steps, and by diffusers' UniPC."""
+    figure = new_figure(6.4, 4.6)
+    for axes, (name, method, steps) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        model = optcov.load(name, schedule="linear")
+        labels = torch.tensor(model.class_numbers).repeat_interleave(ROW)
+        drawn = to_8bit(model.sample(len(labels), method=method, steps=steps, labels=labels, progress=False))
+        show(axes, drawn.unflatten(0, (-1, ROW)).permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2))
+        axes.set_title(f"{name}: {method}, {steps} steps", fontsize=8)
+    save(figure, path)
+    with Image.open(path) as picture:  # 256 colours take less than half the space
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def bits(path: Path) -> None:
@@ -55,5 +73,6 @@ def restoration(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name, draw in {"grid": samples, "bits-per-dim": bits, "restoration": restoration}.items():
+    pictures = {"grid": samples, "embedded-models": embedded, "bits-per-dim": bits, "restoration": restoration}
+    for name, draw in pictures.items():
         draw(IMAGES / f"{name}.png")
