@@ -4,9 +4,9 @@
         [--steps 10] [--samples 1000] [--row ROW] [--record FILE]
 
 All rows start from the same noise, each class in turn. Two rows are CNPR-DDPM whose noise is correlated at some noise
-levels only; at the others they are NPR-DDPM. Power is that of the images in rings of frequencies, as a share of that of
-the test images. REFERENCE is a file of `optcov statistics`. Features are kept in --out, so that an interrupted run goes
-on.
+levels only; at the others they are NPR-DDPM. Three are of benchmarks/few_steps.py. Power is that of the images in rings
+of frequencies, as a share of that of the test images. REFERENCE is a file of `optcov statistics`. Features are kept in
+--out, so that an interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from few_steps import BATCH, in_turn, measured, path_of
+from few_steps import BATCH, PEERS, ROWS, default_times, drawn, in_turn, measured, path_of
 from torch import Tensor
 
 import optcov
@@ -32,6 +32,7 @@ from optcov.metrics import FeatureStatistics
 from optcov.metrics.extractors import find_extractor
 from optcov.metrics.sources import features_of
 from optcov.schedule import Time
+from optcov.solvers import BridgeNoise
 from optcov.storage import read_tensors, write_tensors
 from optcov.trajectory import sigma_of
 
@@ -41,7 +42,8 @@ PARTLY: dict[str, Callable[[float], bool]] = {  # noise / signal -> whether the 
     "CNPR-DDPM above a ratio of 3": lambda sigma: sigma > 3,
     "CNPR-DDPM below a ratio of 3": lambda sigma: sigma <= 3,
 }
-ROWS = (*AGAINST, "NPR-DDIM", "A-DDIM", "CNPR-DDPM", *PARTLY)
+FEW_STEPS = ("UniPC", "Bridge 2M", "Bridge 2M, last step at 0.15")
+SHOWN = (*AGAINST, "CNPR-DDPM", *PARTLY, *FEW_STEPS)
 
 
 def partly(bundle: Bundle, where: Callable[[float], bool]) -> ReverseProcess:
@@ -63,17 +65,33 @@ def ring_powers(images: Tensor) -> Tensor:
     return torch.stack([squares[(radius >= a) & (radius < b)].mean() for a, b in pairwise(RINGS)])
 
 
+def stepwise(bundle: Bundle, name: str, K: int) -> Callable[[range], Tensor]:
+    """Draws images by number, by a row of METHODS or one that is partly correlated."""
+    process = partly(bundle, PARTLY[name]) if name in PARTLY else bundle.reverse_process(name, all_heads=False)
+    cap = METHODS["CNPR-DDPM" if name in PARTLY else name].noise_cap
+    trajectory = Trajectory.even(bundle.schedule, K)
+
+    def draw(images: range) -> Tensor:
+        options: dict[str, Any] = {"indices": images, "condition": in_turn(bundle, images), "noise_cap": cap}
+        return optcov.sample(process, trajectory, (len(images), *bundle.image_shape), **options)
+
+    return draw
+
+
+def few_steps(bundle: Bundle, name: str, K: int) -> Callable[[range], Tensor]:
+    """The same by a row of benchmarks/few_steps.py that needs no calibration."""
+    noise = None if name in PEERS else BridgeNoise(bundle.schedule, ROWS[name].get("times", default_times)(bundle, K))
+    return lambda images: drawn(bundle, name, noise, K, images)
+
+
 def fill(bundle: Bundle, name: str, K: int, samples: int, out: Path) -> None:
     """Draw what a cell lacks, and keep its features and the powers of each batch."""
     path, extractor = path_of(out, name, K), find_extractor("inception")
-    process = partly(bundle, PARTLY[name]) if name in PARTLY else bundle.reverse_process(name, all_heads=False)
-    cap = METHODS["CNPR-DDPM" if name in PARTLY else name].noise_cap
+    draw = few_steps(bundle, name, K) if name in FEW_STEPS else stepwise(bundle, name, K)
     kept = read_tensors(path)[0] if path.exists() else {"features": torch.zeros(0, 2048), "powers": torch.zeros(0, 7)}
-    trajectory = Trajectory.even(bundle.schedule, K)
     while len(kept["features"]) < samples:
         images = range(len(kept["features"]), min(len(kept["features"]) + BATCH, samples))
-        options: dict[str, Any] = {"indices": images, "condition": in_turn(bundle, images), "noise_cap": cap}
-        x_0 = optcov.sample(process, trajectory, (len(images), *bundle.image_shape), **options)
+        x_0 = draw(images)
         powers = len(images) / BATCH * ring_powers(x_0)[None].float()
         new = {"features": extractor.features(ImageSet(to_8bit(x_0), None, name)), "powers": powers}
         kept = {key: torch.cat([kept[key], new[key]]) for key in kept}
@@ -94,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = optcov.load(options.bundle, schedule="linear")
-    for name in options.row or ROWS:
+    for name in options.row or SHOWN:
         fill(bundle, name, options.steps, options.samples, options.out)
     if options.row:
         return
@@ -102,7 +120,7 @@ def main() -> None:
     assert isinstance(reference, FeatureStatistics)
     real = ring_powers(data.load(options.data, "test").x_0())
     lines = []
-    for cell in measured(options.out, reference, options.steps, len(bundle.class_numbers), AGAINST, ROWS):
+    for cell in measured(options.out, reference, options.steps, len(bundle.class_numbers), AGAINST, SHOWN):
         powers = read_tensors(path_of(options.out, cell["row"], options.steps))[0]["powers"]
         shares = powers.double().sum(0) * BATCH / options.samples / real
         del cell["replicates"]
