@@ -158,3 +158,49 @@ def test_where_the_last_step_should_start_depends_on_the_network():
         gap, error = line["last step at 0.15 less 0.05"]
         assert words(gap, error, 1 if line["bundle"] == "cifar10" else 3) in PAGE
         assert (gap < -2 * error) if line["bundle"] == "cifar10" else (gap > 2 * error)
+
+
+def without(cell: dict[str, Any], other: dict[str, Any]) -> tuple[float, float]:
+    """The difference of the limits of two distances, and its error by the groups that both left out."""
+    pairs = zip(cell["replicates"], other["replicates"], strict=True)
+    error = jackknife_error([[a - b for a, b in zip(*sides, strict=True)] for sides in pairs if sides[0]])
+    return cell["limit"] - other["limit"], error
+
+
+def test_what_the_page_says_of_noise_and_of_the_first_thousand_samples_is_measured():
+    rows = {(cell["row"], cell["steps"]): cell for cell in CELLS}
+    noisy, still = rows["Bridge 2M, first step at 160", 10], rows["Bridge 2M, eta near 0, first step at 160", 10]
+    assert f"is {still['limit']:.3f}, and with eta = 0.3 it is {noisy['limit']:.3f}" in PAGE
+    assert words(*without(noisy, still)) in PAGE
+    assert words(*lines("causes/few-steps-head")[0]["differences"][KARRAS]) in PAGE
+
+
+def test_by_fid_a_later_last_step_is_better_on_cifar10_and_level_with_peers():
+    tables = [cell for name in ("fid", "peers") for cell in lines(f"cifar10/{name}")]
+    known = {(cell["settings"]["method"], cell["settings"]["steps"]): cell["result"] for cell in tables}
+    found = lines("causes/few-steps-fid")
+    kernels = [cell["kernel"] for cell in found]
+
+    def row(title: str, values: list[tuple[float, float]]) -> str:
+        return f"| {title} | {' | '.join(f'{value:.2f} ± {error:.2f}' for value, error in values)} |"
+
+    assert [(cell["steps"], cell["samples"]) for cell in found] == [(10, 2000), (25, 2000)]
+    assert row("FID", [(cell["limit"], cell["standard_error"]) for cell in found]) in PAGE
+    assert row("KID", [(1000 * kid["limit"], 1000 * kid["standard_error"]) for kid in kernels]) in PAGE
+    peer = [known["UniPC", cell["steps"]]["kernel"] for cell in found]
+    assert row("KID of UniPC", [(1000 * kid["value"], 1000 * kid["standard_error"]) for kid in peer]) in PAGE
+    for other in ("Bridge 2M", "UniPC", "DPM-Solver++"):
+        gaps = [without(cell, known[other, cell["steps"]]) for cell in found]
+        shown = " | ".join(words(gap, error, 2).removeprefix("+") for gap, error in gaps)
+        assert f"| FID minus {other}'s | {shown} |" in PAGE
+        for gap, error in gaps:
+            assert gap < (-2 * error if other == "Bridge 2M" else 2 * error)
+
+
+def test_in_ten_steps_the_solvers_have_reached_what_the_network_of_cifar10_can_do():
+    tables = [cell for name in ("fid", "peers") for cell in lines(f"cifar10/{name}")]
+    known = {(cell["settings"]["method"], cell["settings"]["steps"]): cell["result"] for cell in tables}
+    gap, error = without(known["UniPC", 10], known["UniPC", 25])
+    assert f"{gap:.1f}" == "0.4"
+    assert abs(gap) < error
+    assert min(result["limit"] for result in known.values()) > 45.75
