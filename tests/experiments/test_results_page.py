@@ -8,6 +8,7 @@ import pytest
 from results_page import (
     MEASURED,
     PAGE,
+    PAPER,
     PLOT,
     README,
     RESTORATION,
@@ -50,6 +51,20 @@ def test_both_heads_draw_better_images_than_one_variance_per_timestep_in_ten_ste
     (gap,) = [d for d in row_differences(Measured.of(model).section(), better, "A-DDPM") if d.where.endswith("K = 10")]
     assert gap.error is not None
     assert gap.mean < -5 * gap.error
+
+
+@pytest.mark.parametrize("model", models())
+def test_ddim_draws_better_images_with_more_steps(model):
+    limits = {K: cell["limit"] for K, cell in Measured.of(model).images["DDIM"].items()}
+    assert {10, 25} <= set(limits)
+    assert limits[25] < limits[10]
+
+
+@pytest.mark.parametrize("model", models())
+def test_the_nine_rows_of_the_paper_are_measured_in_10_and_25_steps(model):
+    drawn = Measured.of(model).images
+    for name in PAPER:
+        assert {10, 25} <= set(drawn[name]), name
 
 
 @pytest.mark.parametrize("model", models())
