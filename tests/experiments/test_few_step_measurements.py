@@ -204,3 +204,15 @@ def test_in_ten_steps_the_solvers_have_reached_what_the_network_of_cifar10_can_d
     assert f"{gap:.1f}" == "0.4"
     assert abs(gap) < error
     assert min(result["limit"] for result in known.values()) > 45.75
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_by_fid_and_kid_bridge_2m_is_better_than_peers_on_cifar10_in_five_steps(peer):
+    tables = [cell for name in ("fid", "peers") for cell in lines(f"cifar10/{name}") if cell["settings"]["steps"] == 5]
+    known = {cell["settings"]["method"]: cell["result"] for cell in tables}
+    ours, theirs = known["Bridge 2M"], known[peer]
+    gap, error = without(ours, theirs)
+    assert gap < -5 * error
+    assert ours["kernel"]["value"] < theirs["kernel"]["value"] - 3 * theirs["kernel"]["standard_error"]
+    for name, result in known.items():
+        assert f"{'an [FID](results.md#fid) of' if name == 'Bridge 2M' else name} {result['limit']:.0f}" in GUIDE
