@@ -189,7 +189,8 @@ def _own_bundle() -> None:
     from optcov import Schedule
     from small_bundles import small_bundle
 
-    small_bundle(Schedule.linear()).save("my-bundle")
+    for name in ("my-bundle", "my-heads"):
+        small_bundle(Schedule.linear()).save(name)
 
 
 def _own_classes() -> None:
