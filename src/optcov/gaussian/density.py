@@ -69,7 +69,7 @@ class Gaussian:
 def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes.
 
-    Only two shapes that both correlate pixels, and not by one basis, take a matrix over all pixels.
+    Two shapes that both correlate pixels take a matrix over all pixels, unless both are spectral in one basis.
     """
     q._check_shape(p.mean, "the mean of p")
     p._require_density("a KL divergence")
