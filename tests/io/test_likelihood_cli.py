@@ -37,8 +37,8 @@ def test_bpd_gives_the_whole_table_and_its_plots(saved: Path, tmp_path: Path) ->
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     arguments = ["bpd", str(saved / "small"), str(saved / "images.npy"), *map(str, options)]
     again = runner.invoke(app, arguments, catch_exceptions=False)  # from the states of the sweeps
-    assert "ET npr" in again.stdout
-    assert "OT sn" in again.stdout
+    assert "NPR-DDPM, even times" in again.stdout
+    assert "SN-DDPM, optimal times" in again.stdout
     assert "K = 1000 left out: there are only 20 times" in again.output
 
 

@@ -37,7 +37,7 @@ def command(
     times: int = typer.Option(0, min=0, help="Use only this many evenly spaced timesteps; 0: all."),
     steps: str = typer.Option("10,25,50,100,200,1000", help="Numbers of steps K."),
     covariances: str = typer.Option(
-        "", help="Covariances, separated by commas. By default all that the bundle can do."
+        "", help="Methods or covariances, separated by commas. By default all that the bundle can do."
     ),
     eta: float = typer.Option(1.0, help="Forward process, above 0, at most 1. 1 is DDPM's."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
@@ -52,13 +52,15 @@ def command(
     """Bound the likelihood of images: bits/dim for every covariance and number of steps, at even and optimal times."""
     from optcov import bundle as bundles
     from optcov import storage
-    from optcov.bundle.scoring import bits_per_dim
+    from optcov.bundle.scoring import bits_per_dim, covariance_of
     from optcov.bundle.sweeping import Conventions
+    from optcov.covariances import Covariance
     from optcov.processes import this_process
 
     out = out or default_out(bundle, "bpd")
     model = bundles.load(bundle, schedule)
-    conventions = Conventions(tuple(names(covariances)) or None, times, eta, last_variance, cdf, seed)
+    chosen = [name if name in Covariance.registry else covariance_of(name) for name in names(covariances)]
+    conventions = Conventions(tuple(chosen) or None, times, eta, last_variance, cdf, seed)
     test = images_to_score(data, model, "test", images, labels)
     train = images_to_score(data, model, "train", train_images, labels)
     with resumable(out):

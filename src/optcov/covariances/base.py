@@ -212,6 +212,11 @@ class Covariance(ABC):
                 )
             cls.registry[cls.name] = cls  # also where a notebook's cell defines it again
 
+    @classmethod
+    def row_at(cls, eta: float) -> str:
+        """What tables call it: its row in discrete time at this eta, or else its label, or its name."""
+        return next((row.name for row in cls.rows if row.eta == eta and not row.continuous), cls.label or cls.name)
+
     def bound_to(self, forward: ForwardProcess) -> Covariance:
         """The covariance for this forward process; a ValueError if the two do not go together."""
         if self.only_eta is not None and forward.eta != self.only_eta:

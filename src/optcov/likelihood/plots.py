@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optcov.canvas import colours_of, new_axes, save, times_figure
-from optcov.likelihood import LikelihoodRow
+from optcov.likelihood.table import KINDS, LikelihoodRow
 
 STYLE = {"ET": "--", "OT": "-"}
 
@@ -37,8 +37,7 @@ def _key(colours: Mapping[str, Any]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     covariances = [Line2D([], [], color=colour, label=covariance) for covariance, colour in colours.items()]
-    words = {"ET": "even times", "OT": "optimal times"}
-    return [*covariances, *(Line2D([], [], color="grey", linestyle=STYLE[kind], label=words[kind]) for kind in STYLE)]
+    return [*covariances, *(Line2D([], [], color="grey", linestyle=STYLE[kind], label=KINDS[kind]) for kind in STYLE)]
 
 
 def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
@@ -51,7 +50,7 @@ def plot_terms(rows: Sequence[LikelihoodRow], K: int, path: Path) -> None:
             row.terms[1:-1],
             STYLE[row.kind],
             color=colours[row.covariance],
-            label=f"{row.covariance}, {row.kind}",
+            label=f"{row.covariance}, {KINDS[row.kind]}",
         )
     axes.set_xscale("log")
     axes.set_yscale("log")

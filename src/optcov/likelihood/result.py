@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from optcov.covariances import Covariance
+from optcov.covariances import Covariance, find_covariance
 from optcov.likelihood.statistics import Estimate
-from optcov.likelihood.table import LikelihoodRow
+from optcov.likelihood.table import KINDS, LikelihoodRow
 from optcov.text_table import html_table, text_table
 
 BITS, NATS = "bits/dim", "nats per latent dimension"
@@ -50,14 +50,18 @@ class Likelihoods:
         for row in self.rows:
             if (row.covariance, row.K, row.kind) == (name, K, kind):
                 return self._in_unit(row.bits_per_dim)
-        known = ", ".join(dict.fromkeys(row.covariance for row in self.rows))
-        raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); covariances are {known}")
+        known = ", ".join(dict.fromkeys(row.covariance for row in self._shown()))
+        raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); there are {known}")
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows, for display."""
-        found = {(row.kind, row.covariance, row.K): str(self._in_unit(row.bits_per_dim)) for row in self.rows}
-        names = dict.fromkeys((row.kind, row.covariance) for row in sorted(self.rows, key=lambda row: row.kind))
-        lines = [(f"{kind} {name}", *(found.get((kind, name, K), "") for K in self.lengths)) for kind, name in names]
+        """Header and rows, for display: methods by their names, and the kind of times where there are two."""
+        shown = sorted(self._shown(), key=lambda row: row.kind)
+        two = len({row.kind for row in shown}) > 1
+        found = {(row.kind, row.covariance, row.K): str(row.bits_per_dim) for row in shown}
+        lines = [
+            (f"{name}, {KINDS[kind]}" if two else name, *(found.get((kind, name, K), "") for K in self.lengths))
+            for kind, name in dict.fromkeys((row.kind, row.covariance) for row in shown)
+        ]
         return ("", *(f"K = {K}" for K in self.lengths)), lines
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +74,18 @@ class Likelihoods:
                 entry["difference"] = None if row.difference is None else asdict(self._in_unit(row.difference))
         return {**self.settings, **({"unit": self.unit} if self.latents else {}), "rows": rows}
 
+    def _shown(self) -> list[LikelihoodRow]:
+        """The rows as a reader sees them: methods instead of covariances, numbers in their unit."""
+        eta = self.settings.get("eta", 1.0)
+        return [
+            replace(
+                row,
+                covariance=find_covariance(row.covariance).row_at(eta),
+                bits_per_dim=self._in_unit(row.bits_per_dim),
+            )
+            for row in self.rows
+        ]
+
     def _in_unit(self, bits: Estimate) -> Estimate:
         if not self.latents:
             return bits
@@ -80,8 +96,7 @@ class Likelihoods:
         """Write bits/dim, or nats per latent dimension, against the number of steps as a PNG, and return where."""
         from optcov.likelihood.plots import plot_bits
 
-        rows = [replace(row, bits_per_dim=self._in_unit(row.bits_per_dim)) for row in self.rows]
-        plot_bits(rows, Path(path), self.unit)
+        plot_bits(self._shown(), Path(path), self.unit)
         return Path(path)
 
     def plot_all(self, directory: Path) -> None:
@@ -90,8 +105,8 @@ class Likelihoods:
 
         K = self.lengths[len(self.lengths) // 2]
         self.plot(directory / "bits-per-dim.png")
-        plot_terms(self.rows, K, directory / "terms.png")
-        plot_times(self.rows, K, directory / "times.png")
+        plot_terms(self._shown(), K, directory / "terms.png")
+        plot_times(self._shown(), K, directory / "times.png")
 
     def __str__(self) -> str:
         return text_table(self.title, *self.cells())

@@ -17,6 +17,8 @@ from optcov.likelihood.costs import CostTable, TimeGrid
 from optcov.likelihood.statistics import Estimate, estimate, paired_difference
 from optcov.trajectory import Trajectory
 
+KINDS = {"ET": "even times", "OT": "optimal times"}
+
 
 @final
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class LikelihoodRow:
     """One number of the table."""
 
     covariance: str
-    kind: str  # "ET" or "OT"
+    kind: str  # of its times, a key of KINDS
     K: int
     times: tuple[float, ...]
     bits_per_dim: Estimate  # of test images; the standard error is over groups of images, or over repeats

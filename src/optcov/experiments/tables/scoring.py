@@ -31,8 +31,7 @@ LAST_VARIANCE = "paper"
 
 def row_of(covariance: str) -> str:
     """The row of tab:bpd that a covariance has: its method of DDPM's forward process, or its label."""
-    kind = find_covariance(covariance)
-    return next((row.name for row in kind.rows if row.eta == 1 and not row.continuous), kind.label or covariance)
+    return find_covariance(covariance).row_at(eta=1)
 
 
 def rows_by_covariance() -> dict[str, str]:
