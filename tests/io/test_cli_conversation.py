@@ -144,6 +144,15 @@ def test_words_that_make_no_command_are_refused_in_one_sentence(
     assert said.endswith(f"; {' '.join(['optcov', *name.split(), '--help'])} tells what there is\n")
 
 
+@pytest.mark.parametrize("value", ["0", "many"])
+def test_a_refusal_repeats_the_value(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(["sample", "fashion", "--steps", value], monkeypatch, capsys)
+    assert "'--steps'" in said
+    assert said.count(f"'{value}'") == 1
+
+
 def refused(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must be refused, and return the one sentence that it says."""
     monkeypatch.setattr(sys, "argv", ["optcov", *words])

@@ -12,10 +12,12 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+import tiny_models as tiny
 from class_bundles import class_bundle
 from command_line import CommandLine
-from optcov import Schedule, play
+from optcov import Schedule, fit, play
 from optcov.bundle import Bundle
+from optcov.data import grid, to_8bit
 from optcov.play import actions, inputs
 from small_bundles import SHAPE, small_bundle
 
@@ -119,6 +121,48 @@ def test_restoration_keeps_what_was_not_erased(plain):
     for left in (2, 12):
         image = torch.from_numpy(shown[2:10, left : left + 8].copy())
         assert torch.equal(image[~hidden], inputs.background_pixels(drawing(), SHAPE)[0][~hidden])
+
+
+@pytest.fixture(scope="module", params=["dit", "sd"])
+def latents(request: pytest.FixtureRequest) -> Bundle:
+    """A bundle of latents of 8 by 8, whose pictures are 16 by 16."""
+    told: Any = tiny.CAPTIONS * 3 if request.param == "sd" else torch.arange(12)
+    quick: dict[str, Any] = {"images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0}
+    return fit(tiny.pipeline(request.param), (tiny.images(12), told), **quick, batch_size=4, progress=False)
+
+
+def test_a_bundle_of_latents_shows_decoded_pictures(latents):
+    inputs.check_playable(latents)
+    assert latents.picture_shape == (3, 16, 16)
+    kind = actions.preferred(actions.covariances(latents))
+    first, _ = actions.compare(latents, "DDIM", "Bridge 2M", 3, 1, 0)
+    decoded = latents.decode(latents.sample(1, method="DDIM", steps=3, seed=0, progress=False))
+    assert first.tobytes() == inputs.enlarged(grid(to_8bit(decoded), 1), actions.SHEET).tobytes()
+    assert actions.denoising_path(latents, "DDIM", 3, 0).width > 100
+    assert actions.uncertainty(latents, drawing(), 50, kind, 0).width > 100
+    assert actions.example(latents, 1).shape == (3, 16, 16)
+    rows, chances = actions.score(latents, drawing(), 3, 0)
+    assert all(np.isfinite(bound) for _, bound in rows)
+    assert not chances or len(chances) <= actions.MAX_CLASSES
+
+
+def test_restored_latents_never_see_what_was_erased(latents):
+    shown = []
+    for colour in ("red", "blue"):
+        given = drawing()
+        stroke = given["layers"][0].getchannel("A")
+        given["background"] = Image.composite(Image.new("RGBA", stroke.size, colour), given["background"], stroke)
+        shown.append(actions.restoration(latents, given, actions.restoring_methods(latents)[0], 2, 2, 0)[1])
+    assert shown[0].tobytes() == shown[1].tobytes()
+
+
+def test_images_to_begin_with_are_shown_as_they_are(latents, tmp_path):
+    from optcov.cli.play import _examples
+
+    pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 16, 16), dtype=np.uint8))
+    np.savez(tmp_path / "images.npz", test=pictures.permute(0, 2, 3, 1).numpy())
+    found = _examples("latents", latents, str(tmp_path / "images.npz"))
+    assert sorted(image.tobytes() for image in found.numpy()) == sorted(image.tobytes() for image in pictures.numpy())
 
 
 def test_a_drawing_goes_to_pixels_and_back_without_loss():

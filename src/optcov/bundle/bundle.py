@@ -114,6 +114,14 @@ class Bundle:
         """What was drawn as images: decoded, if it is latents."""
         return x_0 if self.decoder is None else self.decode(x_0)
 
+    @property
+    def picture_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of one image: that of `image_shape`, or what latents of this shape are decoded to."""
+        if self.decoder is None:
+            return tuple(self.image_shape)
+        codec, (_, *sides) = self._codec(), self.image_shape
+        return (codec.colours, *(codec.factor * side for side in sides))
+
     def as_latents(self, data: DataSet) -> DataSet:
         """8-bit images as latents, if the network is one of those; all other data as it is."""
         if self.decoder is None or not isinstance(data, ImageSet):

@@ -142,7 +142,11 @@ def main() -> None:
 def _sentence(error: Any) -> str:
     """What is wrong with the words of a command, and where the right ones are."""
     command = [word for word in sys.argv[1:2] if word in COMMANDS]
-    return f"{error.format_message().rstrip('.')}; {' '.join(['optcov', *command, '--help'])} tells what there is"
+    said = error.format_message().rstrip(".")
+    given = [f"{entry['input']!r:.80}" for entry in getattr(error.__cause__, "errors", list)()]  # pydantic's
+    unsaid = [value for value in given if value not in said]
+    got = f", got {', '.join(unsaid)}" if unsaid else ""
+    return f"{said}{got}; {' '.join(['optcov', *command, '--help'])} tells what there is"
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -43,6 +43,7 @@ from optcov.reverse import Step
 
 SHOWN = 7  # points of a path at most, besides its end
 LEAST_NOISE, MOST_NOISE = 1, 99  # percent
+MAX_CLASSES = 20  # whose probabilities are found: each costs as many evaluations as a bound
 SHEET = 640  # pixels that the longer side of a sheet of samples has at most, where the samples have fewer
 NOISELESS = 0.0  # what is not erased is known
 
@@ -91,7 +92,7 @@ def compare(
         _sampler(bundle, choice("method", name, known), steps, seed, label, guidance, total) for name in (first, second)
     ]
     columns = math.ceil(total**0.5)
-    left, right = (enlarged(grid(to_8bit(s.draw(range(total)).x_0).cpu(), columns), SHEET) for s in samplers)
+    left, right = (_sheet(bundle, s.draw(range(total)).x_0, columns) for s in samplers)
     return left, right
 
 
@@ -116,7 +117,8 @@ def denoising_path(
         seen += 1
 
     result = sampler.draw([0], callback=note).x_0[0].cpu()
-    return _strip([*points, (0.0, result, result)])
+    points.append((0.0, result, result))
+    return _strip([(t, _pixels(bundle, x_t / _spread(x_t)), _pixels(bundle, x)) for t, x_t, x in points])
 
 
 def uncertainty(
@@ -127,29 +129,31 @@ def uncertainty(
     share = number("the share of noise", percent, LEAST_NOISE, MOST_NOISE) / 100
     start = whole("seed", seed, 0, MAX_SEED)
     told: dict[str, Any] = {key: value.to(bundle.device) for key, value in condition(bundle, label).items()}
-    pixels = drawn_pixels(drawing, bundle.image_shape)
+    pixels = drawn_pixels(drawing, bundle.picture_shape)
     t = _time_of(bundle, share)
     noise = batch_noise(start, [0], 0, bundle.image_shape)
-    x_t = ForwardProcess(bundle.schedule).diffuse(from_8bit(pixels).unsqueeze(0), t, noise).to(bundle.device)
+    x_t = ForwardProcess(bundle.schedule).diffuse(_data(bundle, pixels), t, noise).to(bundle.device)
     known = bundle.posterior(x_t, t, name, **told)
     deviation = known.variance.expand_as(known.mean).sqrt()[0].mean(0).cpu()
-    noisy = x_t[0].cpu() / float(bundle.schedule.unit_data_std(t))
-    panels = {"image": pixels, f"with {share:.0%} noise": to_8bit(noisy), "mean": to_8bit(known.mean[0]).cpu()}
-    return _panels(panels, {"standard deviation": deviation})
+    noisy, mean = _pixels(bundle, x_t[0] / float(bundle.schedule.unit_data_std(t))), _pixels(bundle, known.mean[0])
+    return _panels({"image": pixels, f"with {share:.0%} noise": noisy, "mean": mean}, {"standard deviation": deviation})
 
 
 def score(
     bundle: Bundle, drawing: Drawing | None, steps: Any, seed: Any, label: Any = None
 ) -> tuple[list[tuple[str, float]], dict[str, float]]:
-    """Bits/dim of an image by method, the least first, and the probability of each class if there are some."""
+    """Bits/dim of an image by method, the least first, and the probability of each class if there are a few.
+
+    Latents have nats per latent dimension instead.
+    """
     count, start = whole("steps", steps, MIN_STEPS, MAX_STEPS), whole("seed", seed, 0, MAX_SEED)
-    image = drawn_pixels(drawing, bundle.image_shape).unsqueeze(0)
+    image = drawn_pixels(drawing, bundle.picture_shape).unsqueeze(0)
     told = condition(bundle, label)
     names = bound_methods(bundle)
     options: dict[str, Any] = {"seed": start, "progress": False}
     found = bundle.bits_per_dim(image, count, methods=names, condition=told or None, **options)
     rows = [(name, found.of(_covariance(find_method(name)).name, count).mean) for name in names]
-    if bundle.classes is None:
+    if bundle.classes is None or len(bundle.class_numbers) > MAX_CLASSES:
         return sorted(rows, key=lambda row: row[1]), {}
     chances = bundle.class_log_probabilities(image, count, **options)[0].exp()
     named = {f"class {c}": float(p) for c, p in zip(bundle.class_numbers, chances, strict=True)}
@@ -163,9 +167,10 @@ def restoration(
     name = choice("method", method, restoring_methods(bundle))
     total, start = whole("the number of samples", count, 2, MAX_IMAGES), whole("seed", seed, 0, MAX_SEED)
     length = whole("steps", steps, MIN_STEPS, MAX_STEPS)
-    pixels, hidden = background_pixels(drawing, bundle.image_shape), erased_pixels(drawing, bundle.image_shape)
-    mask = Mask((~hidden).float(), bundle.image_shape)
-    measured = mask.apply(from_8bit(pixels).unsqueeze(0).double())[0].float()
+    pixels, hidden = background_pixels(drawing, bundle.picture_shape), erased_pixels(drawing, bundle.picture_shape)
+    mask = Mask((~erased_pixels(drawing, bundle.image_shape)).float(), bundle.image_shape)
+    left = torch.where(hidden, torch.full_like(pixels, 128), pixels)  # first, so that no latent knows what was there
+    measured = mask.apply(_data(bundle, left).double())[0].float()
     found = restore(
         bundle,
         measured,
@@ -177,10 +182,32 @@ def restoration(
         seed=start,
         condition=condition(bundle, label) or None,
     )
-    left = torch.where(hidden, torch.full_like(pixels, 128), pixels)
-    panels = {"what is left": left, "mean": to_8bit(found.mean), "image": pixels}
+    panels = {"what is left": left, "mean": _pixels(bundle, found.mean), "image": pixels}
     summary = _panels(panels, {"standard deviation": found.std.mean(0)}, columns=2)
-    return summary, enlarged(grid(to_8bit(found.samples), math.ceil(total**0.5)), SHEET)
+    return summary, _sheet(bundle, found.samples, math.ceil(total**0.5))
+
+
+def example(bundle: Bundle, number: int) -> Tensor:
+    """A sample to begin with, as 8-bit pixels (C, H, W); each number has another, and the next class."""
+    known = bundle.class_numbers
+    label = known[number % len(known)] if known else None
+    return _pixels(bundle, bundle.sample(1, steps=10, seed=number, labels=label, progress=False)[0])
+
+
+def _data(bundle: Bundle, pixels: Tensor) -> Tensor:
+    """8-bit pixels (C, H, W) as the network knows them, (1, ...): encoded, if it is one of latents."""
+    images = from_8bit(pixels).unsqueeze(0)
+    return images if bundle.decoder is None else bundle.encode(images).cpu()
+
+
+def _pixels(bundle: Bundle, x: Tensor) -> Tensor:
+    """An image as the network knows it (C, H, W) as 8-bit pixels: decoded, if it is one of latents."""
+    return to_8bit(bundle.as_images(x.float().unsqueeze(0))[0]).cpu()
+
+
+def _sheet(bundle: Bundle, x_0: Tensor, columns: int) -> Image.Image:
+    pixels = torch.stack([_pixels(bundle, x) for x in x_0])  # one by one: decoders take much memory
+    return enlarged(grid(pixels, columns), SHEET)
 
 
 def _runs(bundle: Bundle, method: Method) -> bool:
@@ -218,13 +245,17 @@ def _time_of(bundle: Bundle, share: float) -> float:
     return float(schedule.nearest(schedule.time_at(wanted.clamp(last, first)).reshape(1)))
 
 
+def _spread(x_t: Tensor) -> float:
+    """What brings x_t into the range of pictures: noise of a variance-exploding schedule is far outside."""
+    return max(1.0, float(x_t.std()))
+
+
 def _strip(points: list[tuple[float, Tensor, Tensor]]) -> Image.Image:
     figure = new_figure(1.1 * len(points) + 0.5, 2.7)
     panels = figure.subplots(2, len(points), squeeze=False)
     for column, (t, x_t, clean) in enumerate(points):
-        scale = max(1.0, float(x_t.std()))  # noise of a variance-exploding schedule is far outside the range
-        show(panels[0][column], to_8bit(x_t / scale))
-        show(panels[1][column], to_8bit(clean))
+        show(panels[0][column], x_t)
+        show(panels[1][column], clean)
         panels[0][column].set_title(f"t = {t:.3g}", fontsize=11)
     panels[0][0].set_ylabel("$x_t$", fontsize=12)
     panels[1][0].set_ylabel("predicted $x_0$", fontsize=12)

@@ -29,11 +29,11 @@ Drawing = Mapping[str, Any]  # what the editor gives: background, layers and com
 
 def check_playable(bundle: Bundle) -> None:
     """Refuse bundles whose data is no picture."""
-    shape = tuple(bundle.image_shape)
-    if len(shape) != 3 or shape[0] not in (1, 3) or bundle.data_range is None:
+    shape, bare = bundle.picture_shape, bundle.data_range is None and bundle.decoder is None
+    if len(shape) != 3 or shape[0] not in (1, 3) or bare:
         raise ValueError(
             f"optcov play shows grey and RGB images, but {bundle.name} has data of shape {shape}"
-            f"{' without a range' if bundle.data_range is None else ''}; use it from Python, by bundle.sample"
+            f"{' without a range' if bare else ''}; use it from Python, by bundle.sample"
         )
 
 
@@ -128,7 +128,7 @@ def background_pixels(drawing: Drawing | None, shape: tuple[int, ...]) -> Tensor
 
 
 def erased_pixels(drawing: Drawing | None, shape: tuple[int, ...]) -> Tensor:
-    """Where strokes lie, booleans (H, W): a pixel that is touched at all counts."""
+    """Where strokes lie, booleans (H, W): a pixel, or a place of latents, that is touched at all counts."""
     size = _part(drawing, "background").size
     strokes = Image.new("L", size, 0)
     for layer in (drawing or {}).get("layers") or []:

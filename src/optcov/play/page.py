@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from optcov.bundle import Bundle
-from optcov.data import to_8bit
+from optcov.likelihood.result import BITS, NATS
 from optcov.play import actions
 from optcov.play.inputs import (
     ANY,
@@ -173,7 +173,12 @@ class _Page:
         self._run(go, actions.uncertainty, [editor, share, kind, seed, label], outputs)
 
     def bits(self) -> None:
-        gr.Markdown("How many bits per pixel and channel the model needs for an image. Fewer bits: less surprise.")
+        latents = self.bundle.decoder is not None
+        gr.Markdown(
+            "How improbable the model finds an image. Lower: less surprise."
+            if latents
+            else "How many bits per pixel and channel the model needs for an image. Fewer bits: less surprise."
+        )
         with gr.Row():
             editor = self._editor("bits", drawing=True)
             with gr.Column():
@@ -181,7 +186,8 @@ class _Page:
         go = _button("Measure", "bits")
         with gr.Row():
             table = gr.Markdown(elem_id="bits-table", min_height=120)
-            classes = gr.Label(label="Class", elem_id="bits-classes", visible=self.bundle.classes is not None)
+            few = 0 < len(self.bundle.class_numbers) <= actions.MAX_CLASSES
+            classes = gr.Label(label="Class", elem_id="bits-classes", visible=few)
         self._run(go, _score, [editor, steps, seed, label], [table, classes])
 
     def restoration(self) -> None:
@@ -224,7 +230,7 @@ class _Page:
         return gr.Slider(0, MAX_GUIDANCE, 1, step=0.1, label="Guidance (1: none; needs a class)", visible=able)
 
     def _editor(self, name: str, drawing: bool) -> Any:
-        shape = self.bundle.image_shape
+        shape = self.bundle.picture_shape
         start = blank(shape) if self.examples is None else enlarged(self.examples[0])
         colours = (GREYS if shape[0] == 1 else COLOURS) if drawing else [ERASER]
         brush = gr.Brush(default_size=start.width // 12, colors=colours, default_color=colours[0], color_mode="fixed")
@@ -257,10 +263,7 @@ class _Page:
         self._next[0] += 1
         if self.examples is not None:
             return enlarged(self.examples[self._next[0] % len(self.examples)])
-        classes = self.bundle.class_numbers
-        label = classes[self._next[0] % len(classes)] if classes else None
-        drawn = self.bundle.sample(1, steps=10, seed=self._next[0], labels=label, progress=False)
-        return enlarged(to_8bit(drawn[0]))
+        return enlarged(actions.example(self.bundle, self._next[0]))
 
 
 def _compare(bundle: Bundle, first: Any, second: Any, *values: Any) -> tuple[str, str, Image.Image, Image.Image]:
@@ -271,8 +274,9 @@ def _compare(bundle: Bundle, first: Any, second: Any, *values: Any) -> tuple[str
 
 def _score(bundle: Bundle, *values: Any) -> tuple[str, dict[str, float]]:
     rows, chances = actions.score(bundle, *values)
-    lines = [f"| {name} | {bits:.3f} |" for name, bits in rows]
-    return "\n".join(["| method | bits/dim, at most |", "|---|---:|", *lines, "", LONG_STEPS]), chances
+    unit = BITS if bundle.decoder is None else NATS
+    lines = [f"| {name} | {bound:.3f} |" for name, bound in rows]
+    return "\n".join([f"| method | {unit}, at most |", "|---|---:|", *lines, "", LONG_STEPS]), chances
 
 
 def _button(text: str, name: str) -> Any:
