@@ -71,6 +71,18 @@ def test_fit_goes_on_to_the_default_method(predictor, tmp_path):
     assert result.stdout.splitlines()[-1] == f"next: optcov sample {tmp_path / 'bundle'}"
 
 
+def test_a_head_that_has_not_settled_comes_with_advice(predictor, tmp_path, monkeypatch):
+    from optcov.fitting import closed_form
+
+    said = {}
+    for tolerance in (1.0, 0.0):  # any step promises less than 1, and none less than 0
+        monkeypatch.setattr(closed_form, "TOLERANCE", tolerance)
+        said[tolerance] = " ".join(fit(predictor, tmp_path / f"within {tolerance}").output.split())
+    assert "has not settled" not in said[1.0]
+    assert "npr has not settled after" in said[0.0]
+    assert "fit on more images" in said[0.0]
+
+
 def test_paper_exact_heads_are_linear(predictor, tmp_path):
     result = fit(predictor, tmp_path / "bundle", "--paper-exact", "--heads", "npr", "--measure-images", "0")
     assert result.exit_code == 0, result.output

@@ -143,6 +143,10 @@ def _tell(plan: FitPlan, bundle: Bundle) -> None:
     ]
     if rows:
         print_table("closed-form fit", ("head", "passes", "loss per pixel", "converged"), rows, errors)
+    for name, report in plan.reports.items():
+        if not report.converged:
+            settled = f"{name} has not settled after {len(report.losses)} passes"
+            announce(f"{settled}; take it if its calibration on held-out images is near 1, or else fit on more images")
     for name, error in plan.interpolation_errors.items():
         announce(f"{name}: interpolation error about {error:.1g}")
     for name, found in bundle.provenance.get("calibration", {}).items():
