@@ -172,6 +172,20 @@ def test_a_stopped_training_in_bf16_ends_as_one_that_was_not(accelerate, tmp_pat
     assert same(whole, again)
 
 
+def test_bf16_on_a_cpu_leaves_group_norms_in_float32_while_it_trains(accelerate, tmp_path):
+    """Their bfloat16 kernel is slower than the float32 one. Afterwards the network is as it was."""
+    accelerate(precision="bf16")
+    training, network = stage_1(tmp_path)
+    seen = []
+    norm = next(module for module in network.modules() if isinstance(module, torch.nn.GroupNorm))
+    norm.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    training.step = 1
+    training._backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        norm(torch.zeros(1, norm.num_channels, 2, 2, dtype=torch.bfloat16))
+    assert seen == [torch.float32, torch.bfloat16]
+
+
 def test_a_training_is_not_continued_in_another_precision(accelerate, tmp_path):
     accelerate(precision="bf16")
     run_stage_1(tmp_path, stop=3)

@@ -31,8 +31,9 @@ from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.fit_run import fit_identity
 from optcov.fitting.heads import new_heads
 from optcov.fitting.latents import LATENTS, foreign_parts, unless_refused
-from optcov.fitting.loop import mixed_precision, track_training
+from optcov.fitting.loop import track_training
 from optcov.fitting.measure import interpolation_error, measure, numbers_per_time, smoothed, time_grid
+from optcov.fitting.precision import mixed_precision
 from optcov.fitting.score import SampleScore, ScoreSettings
 from optcov.fitting.settings import FitSettings
 from optcov.fitting.sources import Model, open_foreign, open_model

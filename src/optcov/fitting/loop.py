@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from optcov.fitting.batches import Batches, step_generator
 from optcov.fitting.checkpoint import Checkpoint, CheckpointStore, copy_into, optimizer_tensors, restore_optimizer
 from optcov.fitting.config import TrainingConfig, TrainingError
 from optcov.fitting.journal import Journal
+from optcov.fitting.precision import mixed_precision, quick_on_cpu
 from optcov.identity import check_unchanged
 from optcov.progress import FIRST
 from optcov.storage import directory_lock, write_json
@@ -155,7 +155,8 @@ class Training:
         batch = self.batches(self.step)
         losses = []
         for part in range(first, first + self.parts):
-            with self.accelerator.accumulate(self.objective), self._randomness(part):
+            quick = quick_on_cpu(self.objective, self.accelerator)
+            with self.accelerator.accumulate(self.objective), self._randomness(part), quick:
                 loss = self.objective(batch.part(part, count).to(self.accelerator.device)).mean()
                 self.accelerator.backward(loss)
             losses.append(loss.detach())
@@ -245,15 +246,3 @@ def _check_shares(batch_size: int, processes: int, parts: int) -> None:
             f"a batch of {batch_size} cannot be divided evenly over {shares}; choose a batch size that is a multiple "
             f"of {processes * parts}"
         )
-
-
-def mixed_precision(accelerator: Accelerator) -> dict[str, str]:
-    """The precision as a setting of the run; none for float32, as runs before it were recorded."""
-    name = accelerator.mixed_precision
-    if name == "no":
-        return {}
-    if name != "fp8" and not accelerator.native_amp:  # Accelerate would train in float32 without a word
-        raise TrainingError(
-            f"mixed precision {name!r} is not available on {accelerator.device.type}; choose bf16, or no for float32"
-        )
-    return {"mixed_precision": name}
