@@ -191,6 +191,13 @@ def numbers(text: str, option: str, example: str) -> list[int]:
         raise ValueError(f"{option} {text!r} is not a list of whole numbers such as {example}") from error
 
 
+def was_given(context: typer.Context, option: str) -> bool:
+    """Whether an option such as --batch-size stands on the command line."""
+    names = {name: one.name for one in context.command.params for name in one.opts}
+    source = context.get_parameter_source(names[option] or "")
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def settings_of(kind: type[Settings], context: typer.Context) -> Settings:
     """Settings whose fields are options of the same names; those that are no options keep their defaults."""
     named: Any = fields(kind)  # type: ignore[arg-type]

@@ -340,6 +340,7 @@ def test_what_was_clamped_is_told_in_the_terms_of_the_covariance() -> None:
         (0.25, 0.1, "25% of the variances were negative and were set to 0, which adds much noise: prefer"),
         (0.0, 0.318, "31.8% of the variances were larger than data in this range can have and were lowered to that"),
         (0.0, 0.318, "usual at the noisiest times"),
+        (0.0, 0.745, "were lowered to that: so many are a sign of a network that was hardly trained"),
     ],
 )
 def test_what_was_clamped_is_told_with_whether_it_is_bad(below: float, above: float, said: str) -> None:

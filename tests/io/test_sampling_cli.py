@@ -121,6 +121,22 @@ def test_comparison_shows_methods_peers_and_adaptive_solvers(bundles, tmp_path, 
         assert picture.height > picture.width  # four rows, two columns
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--compare", "--steps", 7), "--compare does not take --steps; use --compare-steps"),
+        (("--compare", "--method", "UniPC"), "--compare does not take --method; use --methods"),
+        (("--compare", "--variance-map"), "--compare does not take --variance-map; leave it out"),
+        (("--methods", "DDIM;UniPC"), "--methods needs --compare; add it, or leave --methods out"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(bundles, tmp_path, optcov, options, said):
+    code, _, told = optcov(bundles / "discrete", *options, "--out", tmp_path / "out")
+    assert code == 2
+    assert said in told
+    assert not (tmp_path / "out").exists()
+
+
 def test_variance_map_stands_beside_the_images_and_leaves_json_whole(bundles, tmp_path, optcov):
     code, said, _ = optcov(
         bundles / "sde", "--steps", 3, "--n", 3, "--variance-map", "--json", "--out", tmp_path, "--method", "NPR-DDPM"

@@ -305,7 +305,8 @@ class Bundle:
         """The spectrum "residual", or the correlation of a head, as a function of the schedule's times."""
         if self.spectra is None:
             raise BundleError(
-                f"{self.name} has no spectra of its residuals; measure them (optcov fit does, on the way)"
+                f"{self.name} has no spectra of its residuals; fit it again without measure_images = 0 "
+                f"(--measure-images 0), which leaves them out"
             )
         return self.spectra.function(name, self.image_shape, self.network.native_schedule, self.schedule)
 

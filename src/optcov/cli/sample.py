@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optcov.console import announce, check_out, check_seed, default_out, errors, finish, numbers, print_json, resumable
+from optcov.console import (
+    announce,
+    check_out,
+    check_seed,
+    default_out,
+    errors,
+    finish,
+    numbers,
+    print_json,
+    resumable,
+    was_given,
+)
 from optcov.progress import track
 from optcov.text_table import printable
 
@@ -25,7 +36,17 @@ ROW = 8  # images of a row of the grid, and of a class
 FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "classes", "guidance", "compare", "variance_map", "json")
 
 
+# options of images one by one, which the picture of --compare does not take
+ONE_BY_ONE = (
+    *("--method", "--steps", "--trajectory", "--batch-size", "--format", "--noise-cap", "--last-step", "--tolerance"),
+    *("--ocm-probes", "--no-clip", "--variance-map"),
+)
+INSTEAD = {"--method": "--methods", "--steps": "--compare-steps"}
+OF_COMPARE = ("--methods", "--compare-steps")
+
+
 def command(
+    context: typer.Context,
     bundle: str = typer.Argument("fashion", help="A bundle: an embedded model's name, or a directory."),
     out: Path | None = typer.Option(
         None,
@@ -94,6 +115,7 @@ def command(
         raise ValueError(f"--n {n} and --batch-size {batch_size} must be positive")
     if n is not None and n > MAX_IMAGES:
         raise ValueError(f"--n {n} is more than the {MAX_IMAGES} images that have noise of their own; draw fewer")
+    _check_options(context, compare)
     state = this_process()
     model = bundles.load(bundle, schedule)
     model.network.to(state.device)
@@ -138,6 +160,16 @@ def command(
         return
     _tell(done, sampler)
     finish(out / ("variance.png" if variance_map else "grid.png"), "optcov", "sample", bundle, "--compare")
+
+
+def _check_options(context: typer.Context, compare: bool) -> None:
+    """Refuse what the picture of --compare does not take, or takes alone."""
+    for option in ONE_BY_ONE if compare else OF_COMPARE:
+        if was_given(context, option):
+            if not compare:
+                raise ValueError(f"{option} needs --compare; add it, or leave {option} out")
+            remedy = f"use {INSTEAD[option]}" if option in INSTEAD else "leave it out"
+            raise ValueError(f"--compare does not take {option}; {remedy}")
 
 
 def _labels(model: Bundle, classes: list[str] | None) -> list[int]:

@@ -7,6 +7,9 @@ from optcov.covariances.base import Covariance
 # shares of negative variances: up to the first, setting them to 0 changes the mean variance by less than a twentieth,
 # from the second on by more than a tenth (docs/faq.md)
 FEW_NEGATIVE, MANY_NEGATIVE = 0.1, 0.2
+MANY_ABOVE = 0.5  # of the embedded models 0 to 32 % are, by covariance and steps
+USUAL = ", as is usual at the noisiest times"
+MANY = ": so many are a sign of a network that was hardly trained, or of images unlike its own"
 
 
 def clamped_in_words(covariance: str, below: float, above: float) -> str:
@@ -22,7 +25,7 @@ def clamped_in_words(covariance: str, below: float, above: float) -> str:
     if above:
         parts.append(
             f"{_percent(above)} {'' if below else 'of the variances '}were larger than data in this range can have and "
-            f"were lowered to that, as is usual at the noisiest times"
+            f"were lowered to that{USUAL if above < MANY_ABOVE else MANY}"
         )
     return "; ".join(parts) or "no variance was out of bounds"
 

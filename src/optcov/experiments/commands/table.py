@@ -23,6 +23,7 @@ from optcov.console import (
     print_json,
     print_table,
     resumable,
+    was_given,
 )
 from optcov.progress import fresh, track
 from optcov.text_table import counted
@@ -167,8 +168,7 @@ def _fewer(found: TableImages, images: int | None, train_images: int | None) -> 
 def _check_options(tables: set[str], context: typer.Context) -> None:
     """Refuse an option that would change nothing in a table, which may go by several names."""
     for option, takers in TAKEN_BY.items():
-        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
-        if source is not None and source.name == "COMMANDLINE" and not tables & set(takers):
+        if was_given(context, option) and not tables & set(takers):
             raise ValueError(f"table {min(tables)} does not take {option}; leave it out (for {', '.join(takers)})")
 
 

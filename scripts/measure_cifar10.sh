@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Every measurement of the embedded model cifar10 that docs show, made anew in $OUT (by default out/cifar10): about seven
+# core-hours. A stopped run goes on, and several of them, one per core, share the work: each part is taken by one.
+#
+#     scripts/measure_cifar10.sh & scripts/measure_cifar10.sh; wait
+#
+# DATA: CIFAR-10 (optcov data cifar10 data/cifar10). REFERENCE: optcov statistics DATA#train REFERENCE. BUNDLE: the model.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-out/cifar10} DATA=${DATA:-data/cifar10} BUNDLE=${BUNDLE:-cifar10} REFERENCE=${REFERENCE:-$OUT/reference.npz}
+PATH="$PWD/.venv/bin:$PATH"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+mkdir -p "$OUT/done"
+
+# part NAME COMMAND...: run a command once; another run that does it now is left to it
+part() {
+    local name=$1
+    shift
+    (
+        flock --nonblock 9 || exit 0
+        [ -s "$OUT/done/$name" ] && exit 0
+        echo "$name: $*"
+        "$@" >"$OUT/$name.log" 2>&1
+        date -u +%F >"$OUT/done/$name"
+    ) 9>>"$OUT/done/$name"
+}
+
+# the tables of docs/results.md: several runs share their cells
+table() {
+    optcov table "$@" --bundle "$BUNDLE" --data "$DATA" --schedules linear --out "$OUT/tables"
+}
+images() { # TABLE STEPS ROWS...
+    local name=$1 steps=$2
+    shift 2
+    table "$name" --features inception --reference "$REFERENCE" --samples 2000 --steps "$steps" "${@/#/--method=}"
+}
+PAPER=("DDPM, beta-tilde" "DDPM, beta" A-DDPM NPR-DDPM SN-DDPM DDIM A-DDIM NPR-DDIM SN-DDIM)
+BEYOND=(CNPR-DDPM CNPR-DDIM CSN-DDPM Spectral-DDPM "Bridge 2M")
+PEERS=(UniPC "UniPC, Karras times" DPM-Solver++ SDE-DPM-Solver++)
+causes() { # NAME BENCHMARK ARGUMENTS...
+    local name=$1
+    shift
+    part "$name" python "$@" --record "$OUT/$name.jsonl"
+}
+
+part bits table bpd --images 128 --train-images 64 --steps 10,25,50,100,200,1000
+[ -e "$REFERENCE" ] || part reference optcov statistics "$DATA#train" "$REFERENCE" --rows 10000
+images fid 10 "${PAPER[@]}" "${BEYOND[@]}"
+images peers 10 "${PEERS[@]}"
+images fid 25 "${PAPER[@]}" "Bridge 2M"
+images peers 25 "${PEERS[@]}"
+causes covariances benchmarks/covariances.py "$BUNDLE" "$DATA" --images 256 --steps 10,25
+causes covariances-apart benchmarks/covariances.py "$BUNDLE" "$DATA" --images 256 --first 256 --steps 10,25
+causes sn-forms benchmarks/sn_forms.py "$BUNDLE" --data "$DATA"
+causes ocm-trace benchmarks/ocm_trace.py "$BUNDLE" "$DATA"
+causes correlated-parts benchmarks/correlated_parts.py --bundle "$BUNDLE" --data "$DATA" --images 128
+images fid 5 "Bridge 2M"
+images peers 5 UniPC DPM-Solver++
+FEW=(benchmarks/few_steps.py --bundle "$BUNDLE" --data "$DATA" --features lite0 --samples 2000 --out "$OUT/few-steps")
+for row in UniPC DPM-Solver++ "UniPC, Karras times" "Bridge 2M" "Bridge 2M, last step at 0.15"; do
+    part "few-steps ${row}" python "${FEW[@]}" --steps 5 10 25 --row "$row" --draw
+done
+causes few-steps "${FEW[@]}" --steps 5 10 25 --table
+images fid 50 "${PAPER[@]}" "Bridge 2M"
+part restoration python benchmarks/restoration.py "$OUT/restoration.jsonl" --bundle "$BUNDLE" --data "$DATA"
+causes restoration-jacobian benchmarks/restoration_jacobian.py "$DATA"
+echo "next: put the lines of $OUT into measurements, run python scripts/results_page.py, and make the tests agree"
