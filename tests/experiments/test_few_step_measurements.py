@@ -170,7 +170,7 @@ def without(cell: dict[str, Any], other: dict[str, Any]) -> tuple[float, float]:
 def test_what_the_page_says_of_noise_and_of_the_first_thousand_samples_is_measured():
     rows = {(cell["row"], cell["steps"]): cell for cell in CELLS}
     noisy, still = rows["Bridge 2M, first step at 160", 10], rows["Bridge 2M, eta near 0, first step at 160", 10]
-    assert f"is {still['limit']:.3f}, and with eta = 0.3 it is {noisy['limit']:.3f}" in PAGE
+    assert f"is {still['limit']:.3f} with eta near 0, and {noisy['limit']:.3f} with eta = 0.3" in PAGE
     assert words(*without(noisy, still)) in PAGE
     assert words(*lines("causes/few-steps-head")[0]["differences"][KARRAS]) in PAGE
 
