@@ -29,7 +29,7 @@ def test_a_good_npr_head_is_recommended_for_all_but_images():
     assert found["likelihood"].name == found["uncertainty"].name == "npr"
     assert "0.85 to 1.20 times what was measured" in found["uncertainty"].why
     assert head_method(calibrated(npr=GOOD)) == HEAD_METHOD
-    assert found["images"].why.endswith(f"of the methods with a head, take {HEAD_METHOD}")
+    assert found["images"].why.endswith(f"of the methods with a head, compare {HEAD_METHOD} with NPR-DDPM")
 
 
 def test_correlations_that_were_measured_are_recommended_for_likelihoods():
@@ -70,7 +70,7 @@ def test_a_positive_sn_head_and_an_ocm_head_may_take_its_place():
     assert head_method(bundle) == "OCM-DDIM"
     bundle.heads["sn"].about = "prediction"
     assert head_method(bundle) == "SN-DDIM"
-    assert recommendations(bundle)["images"].why.endswith("take SN-DDIM")
+    assert recommendations(bundle)["images"].why.endswith("compare SN-DDIM with SN-DDPM")
 
 
 def test_without_heads_and_numbers_images_are_drawn_all_the_same():

@@ -51,7 +51,9 @@ def recommendations(bundle: Bundle) -> dict[str, Recommendation]:
     # pixels that are correlated need fewer bits, see docs/covariances.md
     correlated = f"{best.name}_correlated" if best.name in HEADS else "spectral"
     scored = replace(best, name=correlated) if correlated in possible_covariances(bundle) else best
-    images = f"{IMAGES}; of the methods with a head, take {head_method(bundle)}" if bundle.heads else IMAGES
+    row = head_method(bundle)
+    beside = f"; of the methods with a head, compare {row} with {row.replace('DDIM', 'DDPM')}"
+    images = IMAGES + (beside if bundle.heads else "")
     return {"images": Recommendation(DEFAULT_METHOD, images), "likelihood": scored, "uncertainty": best}
 
 

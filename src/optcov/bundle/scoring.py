@@ -70,8 +70,8 @@ def bits_per_dim(
     settings |= {"repeats": repeats, "images": int(table.images.sum())}
     settings |= {} if chosen is None else {"train_images": int(chosen.images.sum())}
     latents = bundle.data_range is None
-    how = "" if latents else f", cdf {conventions.cdf}"
-    title = f"{bundle.name}: {NATS if latents else BITS}, last variance {conventions.last_variance}{how}"
+    how = "" if latents else f", cdf={conventions.cdf}"
+    title = f"{bundle.name}: {NATS if latents else BITS} (last_variance={conventions.last_variance}{how})"
     return Likelihoods(tuple(rows), title, settings, rates, latents)
 
 

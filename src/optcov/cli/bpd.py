@@ -84,7 +84,7 @@ def command(
     if json:
         print_json(content)
         return
-    print_table(f"{bundle} on {data}: {result.unit}, last variance {last_variance}, cdf {cdf}", *result.cells())
+    print_table(f"{bundle} on {data}: {result.unit} (--last-variance {last_variance} --cdf {cdf})", *result.cells())
     more = ["trajectory", bundle, data] if Path(bundle).is_dir() else ["table", "bpd", "--bundle", bundle]
     finish(out / "table.json", "optcov", *more)
 
