@@ -149,11 +149,15 @@ class Reader:
         assert result.exit_code == 0, f"{piece.title}\n{result.output}"
 
 
-def prepare(page: str, directory: Path) -> None:
-    """Put into the directory what a page says that the reader has."""
+def prepare(page: str, directory: Path, wanted: list[Piece]) -> None:
+    """Put into the directory what a page says that the reader has, but not what the wanted pieces fit themselves."""
     with _chdir(directory):
         for make in PREPARED.get(page, ()):
             make()
+        for piece in wanted:
+            if piece.text.startswith("optcov fit"):
+                words = shlex.split(piece.text)
+                shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -260,14 +264,14 @@ def main(page: str) -> None:
     """Follow a page from start to end, and keep the pictures it shows if its code draws them."""
     shown = set(PICTURE.findall(read(page))) if page in RENEWED else set()
     with tempfile.TemporaryDirectory() as place, _chdir(Path(place)):
-        prepare(page, Path(place))
+        wanted = [piece for piece in pieces(page) if not reason(NOT_RUN, piece)]
+        prepare(page, Path(place), wanted)
         reader = Reader()
-        for piece in pieces(page):
-            if not reason(NOT_RUN, piece):
-                print(piece.title, flush=True)  # noqa: T201
-                with contextlib.redirect_stdout(io.StringIO()) as said:
-                    reader.follow(piece)
-                print(said.getvalue(), flush=True)  # noqa: T201
+        for piece in wanted:
+            print(piece.title, flush=True)  # noqa: T201
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                reader.follow(piece)
+            print(said.getvalue(), flush=True)  # noqa: T201
         for name in sorted(shown):
             for made in Path(place).rglob(name):
                 shutil.copy(made, ROOT / "docs" / "images" / name)

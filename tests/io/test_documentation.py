@@ -49,7 +49,7 @@ def quick(page: str) -> list[Piece]:
 def follow(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[Piece]) -> None:
     monkeypatch.chdir(directory)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    prepare(page, directory)
+    prepare(page, directory, wanted)
     reader = Reader()
     for piece in wanted:
         reader.follow(piece)

@@ -15,12 +15,11 @@ METHODS_JUDGED = ["A-DDPM", "NPR-DDPM"]  # the errors that they expect stand bes
 METHODS_SCORED = ["DDPM, beta-tilde", "DDPM, beta", "A-DDPM", "SN-DDPM", "NPR-DDPM", "CNPR-DDPM"]
 STEPS_SHOWN = [5, 10, 25]
 CLASSES_SHOWN = [0, 5, 7, 8]  # a T-shirt, a sandal, a sneaker, a bag
-NOISY = 0.25  # the time that test images are denoised from: noise of about half the signal
+NOISY = 0.25  # the time that test images are denoised from: about as much noise as signal
 STEPS_SCORED = [10, 25]
 LOOK = (
-    "Look at the right column: the errors that A-DDPM and NPR-DDPM expect when the network denoises the test images, "
-    "and the true ones. NPR knows where they are. A expects the same everywhere. Then look at the left column: in five "
-    "steps beta leaves noise, and Bridge 2M draws the sharpest images."
+    "look at the right column: NPR knows where the network errs, A expects the same error everywhere. In five steps "
+    "(left) beta leaves noise, and Bridge 2M draws the sharpest images."
 )
 
 
@@ -63,8 +62,8 @@ def command(
         return
     header = ("method", *(f"{K} steps" for K in STEPS_SCORED))
     print_table(f"bits/dim on {images} test images with their labels (lower is better)", header, rows)
-    announce(LOOK)
     finish(out, "optcov", "sample", MODEL, "--steps", "10")
+    announce(LOOK)
 
 
 def _mixture(out: Path, steps: int, points: int, json: bool) -> None:
