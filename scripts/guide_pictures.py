@@ -20,7 +20,7 @@ from optcov.canvas import new_figure, save
 from optcov.data import to_8bit
 from optcov.inverse import Mask, restore
 from optcov.likelihood import Estimate, LikelihoodRow
-from optcov.likelihood.plots import plot_bits
+from optcov.likelihood.result import Likelihoods
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -56,7 +56,8 @@ def bits(path: Path) -> None:
     lines = (ROOT / "measurements" / "fashion" / "bpd.jsonl").read_text(encoding="utf-8").splitlines()
     largest = max(map(json.loads, lines), key=lambda cell: cell["settings"]["images"])
     rows = [row for row in largest["result"]["rows"] if row["covariance"] in SHOWN]
-    plot_bits([_row(row["covariance"], row["kind"], row["K"], row["bits_per_dim"]) for row in rows], path)
+    found = [_row(row["covariance"], row["kind"], row["K"], row["bits_per_dim"]) for row in rows]
+    Likelihoods(tuple(found), "fashion", {}, {}, latents=False).plot(path)
 
 
 def _row(covariance: str, kind: str, K: int, bits: Mapping[str, Any]) -> LikelihoodRow:
