@@ -1,4 +1,4 @@
-"""The tables, verdicts and plot of docs/results.md, and the tables of README.md and docs/results-restoration.md.
+"""The tables, verdicts and plots of the pages of results, and the tables of README.md.
 
 `python scripts/results_page.py` writes them anew from measurements/MODEL/*.jsonl, which `optcov table` fills, and from
 measurements/restoration/MODEL.jsonl, which benchmarks/restoration.py fills. No number is typed by hand.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+PAGE, CLAIMS, README = ROOT / "docs" / "results.md", ROOT / "docs" / "results-claims.md", ROOT / "README.md"
 RESTORATION = ROOT / "docs" / "results-restoration.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 MEASURED = ROOT / "measurements"
@@ -217,7 +217,7 @@ def _readme_table(rows: Iterable[str], columns: Mapping[str, Mapping[str, Any]],
 
 
 def parts(models: Iterable[str]) -> dict[str, str]:
-    """What the page holds, by the name of its place."""
+    """What the pages of results hold, by the name of its place."""
     made = {}
     for model in models:
         found, setting = Measured.of(model), PAPER_SETTING.get(model)
@@ -254,7 +254,8 @@ def pages() -> dict[Path, str]:
         for path in (MEASURED / "restoration").glob("*.jsonl")
         if path.stem in DATA
     }
-    made = {PAGE: parts(models()), README: readme, RESTORATION: restored}
+    own = parts(models())
+    made = {PAGE: own, CLAIMS: own, README: readme, RESTORATION: restored}
     return {path: inserted(path.read_text("utf-8"), tables) for path, tables in made.items()}
 
 

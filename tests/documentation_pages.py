@@ -39,11 +39,19 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
     },
     "docs/results-restoration.md": {"python benchmarks/restoration.py": "takes hours; it restores thousands of images"},
+    "docs/metrics.md": {
+        "pip install": "installs from elsewhere; an extra that the tests have already",
+        "optcov statistics data/cifar10": "takes two hours, on data that is fetched; test_gathering.py gathers those of a few images",
+        "optcov frechet out/samples cifar10-train.npz": "needs the file of the line before; test_gathering.py measures with such files",
+    },
     "docs/how-to/play.md": {
         "pip install": "installs from elsewhere; an extra that the tests have already",
         "optcov play": "serves until it is ended; test_play_browser.py opens it in a browser",
     },
-    "docs/install.md": {"pip install": "installs the project; test_release.py installs its wheel"},
+    "docs/install.md": {
+        "pip install --no-deps": "installs from elsewhere; test_integrations_azula.py runs where it is installed",
+        "pip install": "installs the project; test_release.py installs its wheel",
+    },
     "docs/tables.md": {
         "optcov table fid --bundle fashion": "takes hours",
         "optcov table fid --full": "takes days, and needs a checkpoint of the paper and the Inception network",

@@ -19,6 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from documentation_pages import NOT_RUN, PICTURE, ROOT, Piece, Reader, pages, pieces, prepare, read, reason
 from optcov import Schedule
+from optcov.covariances import Covariance
 from optcov.integrations.diffusers import attach
 from small_bundles import small_bundle, small_unet
 
@@ -107,6 +108,14 @@ def test_torchrun_passes_the_options_of_printed_commands_on():
     found = get_args_parser().parse_args(shlex.split(command))
     assert (found.nproc_per_node, found.module, found.training_script) == ("2", True, "optcov")
     assert found.training_script_args == ["sample", "my-bundle", *["--steps", "5", "--n", "8", "--out", "samples"]]
+
+
+def test_the_table_of_covariances_has_them_all():
+    page = read("docs/tutorials/3-mixture-of-gaussians.md")
+    table = page.partition("## The covariances, in one table")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    own = {name for name, kind in Covariance.registry.items() if kind.__module__.startswith("optcov.")}
+    assert own == {name for row in rows for name in re.findall("`(\\w+)`", row)}
 
 
 def test_the_readme_is_short():
