@@ -41,8 +41,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/results-restoration.md": {"python benchmarks/restoration.py": "takes hours; it restores thousands of images"},
     "docs/metrics.md": {
         "pip install": "installs from elsewhere; an extra that the tests have already",
-        "optcov statistics data/cifar10": "takes two hours, on data that is fetched; test_gathering.py gathers those of a few images",
-        "optcov frechet out/samples cifar10-train.npz": "needs the file of the line before; test_gathering.py measures with such files",
+        "optcov statistics data/cifar10": "takes hours; test_gathering.py gathers those of a few images",
+        "optcov frechet out/samples cifar10-train.npz": "needs that file; test_gathering.py makes a small one",
     },
     "docs/how-to/play.md": {
         "pip install": "installs from elsewhere; an extra that the tests have already",
