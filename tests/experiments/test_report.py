@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from browsers import find_chromium
 from optcov import ForwardProcess, Schedule
 from optcov.bundle import Bundle
 from optcov.bundle.pictures import Drawn, compare, draw_comparison, draw_deviations, draw_grid, errors_of
@@ -349,8 +349,7 @@ def test_without_images_only_samples_are_shown() -> None:
 
 @pytest.mark.long
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
-    browser = next((path for name in names if (path := shutil.which(name))), None)
+    browser = find_chromium()
     if browser is None:
         pytest.skip("no Chromium is installed")
     images = ImageSet(torch.zeros(4, *SHAPE, dtype=torch.uint8))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,15 +18,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from browsers import find_chromium
 from class_bundles import class_bundle
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = find_chromium()
 MISSING = [name for name in ("gradio", "playwright") if importlib.util.find_spec(name) is None]
 MISSING += [] if CHROMIUM else ["chromium"]
-pytestmark = [
-    pytest.mark.long,  # a server and a browser start, which take a minute or two
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
-]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
