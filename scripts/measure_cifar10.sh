@@ -56,11 +56,8 @@ causes ocm-trace benchmarks/ocm_trace.py "$BUNDLE" "$DATA"
 causes correlated-parts benchmarks/correlated_parts.py --bundle "$BUNDLE" --data "$DATA" --images 128
 images fid 5 "Bridge 2M"
 images peers 5 UniPC DPM-Solver++
-FEW=(benchmarks/few_steps.py --bundle "$BUNDLE" --data "$DATA" --features lite0 --samples 2000 --out "$OUT/few-steps")
-for row in UniPC DPM-Solver++ "UniPC, Karras times" "Bridge 2M" "Bridge 2M, last step at 0.15"; do
-    part "few-steps ${row}" python "${FEW[@]}" --steps 5 10 25 --row "$row" --draw
-done
-causes few-steps "${FEW[@]}" --steps 5 10 25 --table
+causes few-steps-fid benchmarks/few_steps.py --bundle "$BUNDLE" --data "$DATA" --features inception --reference "$REFERENCE" \
+    --samples 2000 --out "$OUT/few-steps" --steps 10 25 --row "Bridge 2M, last step at 0.15"
 images fid 50 "${PAPER[@]}" "Bridge 2M"
 part restoration python benchmarks/restoration.py "$OUT/restoration.jsonl" --bundle "$BUNDLE" --data "$DATA"
 causes restoration-jacobian benchmarks/restoration_jacobian.py "$DATA"
