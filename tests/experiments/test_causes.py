@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def test_colours_and_positions_both_gain_and_together_more_than_their_sum():
         for part in ("colours", "positions"):
             assert gains[part] < -5 * line[f"{part} less npr"]["standard_error"]
         assert gains["fast"] < gains["colours"] + gains["positions"]
+
+
+def test_the_gain_of_correlations_does_not_shrink_with_training():
+    """On CIFAR-10; each gain is at least the one before, but for two standard errors."""
+    for K in (10, 25):
+        own = [line for line in lines("correlated-training") if line["steps"] == K]
+        gains = [line["npr_correlated less npr"] for line in own]
+        assert len(own) >= 3
+        for before, after in pairwise(gains):
+            assert after["mean"] < before["mean"] + 2 * after["standard_error"]
+        if K == 10:
+            for line, gain in zip(own, gains, strict=True):
+                assert f"{-gain['mean']:.2f} after {line['epochs']}" in " ".join(PAGE.split())
 
 
 def test_even_the_dense_form_gains_less_than_a_tenth_of_a_bit_on_fashion_in_25_steps():
