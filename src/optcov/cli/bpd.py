@@ -39,7 +39,7 @@ def command(
     covariances: str = typer.Option(
         "", help="Methods or covariances, separated by commas. By default all that the bundle can do."
     ),
-    eta: float = typer.Option(1.0, help="Forward process, above 0, at most 1. 1 is DDPM's."),
+    eta: float = typer.Option(1.0, help="Share of the forward noise, above 0, at most 1. 1 is DDPM."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     cdf: str = typer.Option("exact", help="Normal CDF of the last step: exact, or tanh as the authors approximate it."),
     repeats: int = typer.Option(1, min=1, help="Repeat with this many seeds, and print mean and standard deviation."),

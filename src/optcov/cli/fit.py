@@ -49,9 +49,9 @@ def command(
         help="Images from its training set: a directory, npz/npy, hf:NAME; captions in a metadata.csv."
     ),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
-    heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure the statistics per timestep."),
+    heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure statistics per timestep and spectra."),
     kind: str = typer.Option(
-        "auto", help="auto, timed, deep, conv or residual. Deep ones have hidden layers; residual ones train by AdamW."
+        "auto", help="auto, timed, deep (with hidden layers), conv, or residual (trained by AdamW)."
     ),
     images: int = typer.Option(4096, min=1, help="Images that the heads are fitted on."),
     paper_exact: bool = typer.Option(

@@ -22,7 +22,7 @@ BOX = re.compile(r"box:(\d+)x(\d+)(?:\+(\d+)\+(\d+))?")
 
 def command(
     bundle: str = typer.Argument(help="A bundle: an embedded model's name, or a directory."),
-    image: str = typer.Argument(help="The damaged image, a file; or the number of a held-out image of the bundle."),
+    image: str = typer.Argument(help="The damaged image, a file; or the number of a test image of the model."),
     mask: str | None = typer.Option(
         None, help="What is hidden: box:12x12, box:12x12+ROW+COLUMN, random:0.7, or an image, white where seen."
     ),
@@ -32,7 +32,7 @@ def command(
     samples: int = typer.Option(16, help="Number of restored images."),
     steps: int = typer.Option(50, help="Number of reverse steps K."),
     method: str | None = typer.Option(
-        None, help="A covariance such as NPR-DDPM (default) or SN-DDPM; or DPS, PiGDM, DiffPIR.", show_default=False
+        None, help="A method such as NPR-DDPM (default) or CNPR-DDPM; or DPS, PiGDM, DiffPIR.", show_default=False
     ),
     truth: Path | None = typer.Option(None, help="The undamaged image, to show beside and to compare with."),
     simulate: bool = typer.Option(False, "--simulate", help="IMAGE is undamaged: damage it, then restore it."),

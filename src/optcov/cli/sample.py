@@ -66,7 +66,7 @@ def command(
     classes: list[str] | None = typer.Option(
         None,
         "--class",
-        help="Draw this class, or none. May be repeated. By default a row for each class.",
+        help='Draw this class; "none": no class. May be repeated. By default a row for each class.',
         show_default=False,
     ),
     guidance: float = typer.Option(1.0, help="Weight of classifier-free guidance. 1: none."),

@@ -3,9 +3,9 @@
 source                                     splits
 directory with idx files (MNIST family)    the published ones
 directory with CIFAR-10 batches            the published ones
-directory of image files                   its sub-directories train and test, or 90 % and 10 % by a seed
-file.npz                                   arrays named train and test, or 90 % and 10 % by a seed
-file.npy                                   90 % and 10 % by a seed
+directory of image files                   its sub-directories train and test, or a random 90 % and 10 %
+file.npz                                   arrays named train and test, or a random 90 % and 10 %
+file.npy                                   a random 90 % and 10 %, the same each time
 hf:NAME                                    those of the Hugging Face data set
 """
 

@@ -301,8 +301,8 @@ def fit(
     data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
     condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
     out for the calibration, unless the data has a test part of its own.
-    heads: by name; () measures the numbers per time alone. condition: what else the network takes by name, each a
-    tensor with one entry per image. images: how many a closed-form fit looks at.
+    heads: by name; () measures the numbers per time and the spectra alone. condition: what else the network takes by
+    name, each a tensor with one entry per image. images: how many a closed-form fit looks at.
     layer: the output layer of a module of your own, by name. work: a directory that keeps what is done, so that a call
     that was stopped goes on. progress: a bar with the time left, on a terminal. settings: the others of `FitSettings`,
     such as batch_size=64.

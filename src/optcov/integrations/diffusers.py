@@ -52,13 +52,13 @@ def attach(
 ) -> Any:
     """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
 
-    Its network and its scheduler become the bundle's, which must take the same data. A network with the same weights
-    stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the bundle's optimal times
-    where it has as many steps as asked for; models of flow matching visit the times of their own scheduler. A bundle
-    of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels. "Bridge 2M" takes
-    times of its own, "Matched 2M" those that the bundle has matched noise for on that schedule. clip_mean=False clips
-    x0_hat in the last step only (docs/clipping.md). label: the class that a pipeline without classes, such as
-    DDPMPipeline, draws from a bundle of classes; by default the one that stands for no class.
+    Its network and its scheduler become the bundle's, which must take the same data. In pipelines of latents a network
+    with the same weights stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the
+    bundle's optimal times where it has as many steps as asked for; models of flow matching visit the times of their own
+    scheduler. A bundle of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels.
+    "Bridge 2M" takes times of its own, "Matched 2M" those that the bundle has matched noise for on that schedule.
+    clip_mean=False clips x0_hat in the last step only (docs/clipping.md). label: the class that a pipeline without
+    classes, such as DDPMPipeline, draws from a bundle of classes; by default the one that stands for no class.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")

@@ -64,7 +64,7 @@ def command(
     quick: bool = typer.Option(False, "--quick", help="A small version: minutes on two cores."),
     full: bool = typer.Option(False, "--full", help="As many images and steps as in the paper."),
     schedules: str = typer.Option(
-        "", help="linear, cosine, vp_sde or own, as in linear,cosine. The default depends on the bundle."
+        "", help="Of linear, cosine, vp_sde and own, as in linear,cosine. The default depends on the bundle."
     ),
     features: str = typer.Option(
         "",
