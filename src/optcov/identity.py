@@ -107,15 +107,19 @@ def check_unchanged(
         raise error(f"{where} belongs to another run: {', '.join(changed[:3])}{more}; {remedy}")
 
 
-def remember(path: Path, identity: Identity, where: object, remedy: str = _UNDO) -> None:
+def remember(path: Path, identity: Identity, where: object, remedy: str = _UNDO, *, part: bool = False) -> None:
     """Keep an identity in a file beside what belongs to it, or refuse if another one is kept there.
 
-    Entries that the file lacks are added, so that each part of a run tells what it knows.
+    part: each part of a run tells what it knows: entries that the file lacks are added, whatever they are, and those
+    that it has besides stay.
     """
     before: Any = read_json(path) if path.exists() else {}
     if not isinstance(before, dict):
         raise StorageError(f"{path} does not describe a run; remove it, or choose another directory")
-    check_unchanged(before, {**before, **identity}, where, ignore=identity.keys() - before.keys(), remedy=remedy)
+    if part:
+        check_unchanged(before, {**before, **identity}, where, ignore=identity.keys() - before.keys(), remedy=remedy)
+    elif before:
+        check_unchanged(before, identity, where, remedy=remedy)
     if not identity.keys() <= before.keys():
         write_json(path, {**before, **identity})
 

@@ -110,10 +110,11 @@ class GaussianMixture:
 
     def class_log_probabilities(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
         """log p(class | x_t), (B, C); at t = 0 given data itself."""
-        shares = self.responsibilities(x_t, schedule, t)
         if self.labels is None:
             raise ValueError("this mixture has no classes; pass labels, one per component")
-        return torch.zeros(len(x_t), self.classes, dtype=torch.float64).index_add(1, self.labels, shares).log()
+        joint = self._log_joint(x_t, *self._levels(schedule, t, len(x_t)))
+        by_class = [joint[:, self.labels == label].logsumexp(-1) for label in range(self.classes)]
+        return torch.stack(by_class, 1).log_softmax(-1)
 
     def sample(self, count: int, seed: int = 0) -> Tensor:
         """Draw data points, (count, d), float64."""

@@ -94,7 +94,7 @@ class ReverseProcess:
                 raise ValueError(f'ocm_probes belongs to the covariance "ocm", not to {covariance!r:.80}; leave it out')
             covariance = Ocm(ocm_probes)
         self.forward, self.covariance = forward, make_covariance(covariance, numbers, spectrum).bound_to(forward)
-        self._unasked = network
+        self.given_network = network  # as it was given: `network` may be asked for more, such as probes
         self.network = self.covariance.asking(network, forward)
         self.bounds = Bounds(data_range, clip_mean)  # counts the variances that it moves
         self.use_clipped_model_output = (
@@ -105,8 +105,8 @@ class ReverseProcess:
 
     def for_images(self, seed: int, indices: Sequence[int]) -> ReverseProcess:
         """The process for images by number, for a covariance that draws something itself; the same counts of clamps."""
-        network = self.covariance.asking(self._unasked, self.forward, seed, indices)
-        if network is self._unasked:
+        network = self.covariance.asking(self.given_network, self.forward, seed, indices)
+        if network is self.given_network:
             return self
         own = copy(self)
         own.network = network

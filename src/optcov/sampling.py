@@ -20,7 +20,7 @@ from optcov.gaussian import Gaussian
 from optcov.noise import NoiseSource, StepNoise, image_numbers
 from optcov.prediction import check_condition
 from optcov.reverse import ReverseProcess, Step
-from optcov.schedule import is_whole
+from optcov.schedule import check_whole, is_whole
 from optcov.trajectory import Trajectory
 from optcov.watch import FiniteWatch, not_finite
 
@@ -119,11 +119,8 @@ def generate(
     several processes take a share each: image i is the same in all of them. condition: one entry per image wanted.
     options: those of `sample`, such as noise_cap.
     """
-    wanted = range(images) if isinstance(images, int) else images
-    if isinstance(images, int) and images < 0:
-        raise ValueError(f"images = {images} is negative; pass how many to draw, or their numbers")
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size} is not positive")
+    wanted = range(check_whole("images", images, 0)) if isinstance(images, int | Real) else images
+    batch_size = check_whole("batch_size", batch_size, 1)
     condition = check_condition(condition, len(wanted))
     for first in range(0, len(wanted), batch_size):
         indices = tuple(wanted[first : first + batch_size])

@@ -17,6 +17,7 @@ import torch
 from optcov.schedule import Schedule, check_number, check_schedule, is_whole
 
 MOST_TIMES = 100_000  # of a trajectory in continuous time
+ROUNDING = 1e-9  # relative, of a noise-to-signal ratio that is found by logarithms
 
 
 @final
@@ -229,10 +230,10 @@ def sigma_of(schedule: Schedule, t: float) -> float:
 def _time_of_sigma(schedule: Schedule, name: str, sigma: float, first: float, end: float) -> float:
     """The time of a noise-to-signal ratio between those of two times; the nearest one of a discrete schedule."""
     sigma, low, high = check_number(name, sigma), sigma_of(schedule, first), sigma_of(schedule, end)
-    if not low <= sigma <= high:
+    if not low * (1 - ROUNDING) <= sigma <= high * (1 + ROUNDING):
         raise ValueError(f"{name} = {sigma} is outside {low:.3g}..{high:.3g}, what the schedule has")
     time = float(schedule.time_at(torch.tensor([-2 * math.log(sigma)], dtype=torch.float64)))
-    return max(round(time), int(first)) if schedule.discrete else time
+    return max(round(time), int(first)) if schedule.discrete else min(max(time, first), end)
 
 
 def _number(t: Any) -> float:

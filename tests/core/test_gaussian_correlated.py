@@ -11,6 +11,7 @@ from torch.distributions import MultivariateNormal
 from torch.distributions import kl_divergence as torch_kl
 
 from optcov.gaussian import (
+    PLAIN,
     Basis,
     Correlated,
     Diagonal,
@@ -191,6 +192,14 @@ def test_gradients_pass_through_draws_and_densities():
         return (Gaussian(shape.sqrt_apply(noise), shape).log_prob(x)).sum()
 
     assert torch.autograd.gradcheck(loss, (variance,))
+
+
+def test_a_transform_in_inference_mode_leaves_later_gradients_alone():
+    with torch.inference_mode():
+        PLAIN.transform(randn(2, 1, 23, 19))  # sides that no other test has: their matrices are made here
+    x = randn(2, 1, 23, 19).requires_grad_()
+    PLAIN.transform(x).sum().backward()
+    assert bool(x.grad.isfinite().all())
 
 
 def test_bounds_act_on_the_variances_of_pixels():

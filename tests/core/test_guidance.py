@@ -98,10 +98,13 @@ def test_guidance_asks_for_both_conditions():
 
 def test_likelihoods_refuse_guidance_other_than_1():
     told = {"class_labels": LABELS}
-    process = ReverseProcess(Guided(MIXTURE.network(LINEAR), 2.0, EMPTY), ForwardProcess(LINEAR), "npr", None)
-    with pytest.raises(ValueError, match="guidance = 2 has no likelihood"):
-        elbo(process, X_T, Trajectory.even(LINEAR, 5), condition=told)
-    with pytest.raises(ValueError, match="guidance = 2 has no likelihood"):
-        cost_table(process, X_T, ["npr"], condition=told, times=[500, 1000])
+    guided = Guided(MIXTURE.network(LINEAR), 2.0, EMPTY)
+    plain = ReverseProcess(guided, ForwardProcess(LINEAR), "npr", None)
+    probed = ReverseProcess(guided, ForwardProcess(LINEAR), "ocm", None, ocm_probes=1)
+    for process in (plain, probed):
+        with pytest.raises(ValueError, match="guidance = 2 has no likelihood"):
+            elbo(process, X_T, Trajectory.even(LINEAR, 5), condition=told)
+        with pytest.raises(ValueError, match="guidance = 2 has no likelihood"):
+            cost_table(process, X_T, ["npr"], condition=told, times=[500, 1000])
     with pytest.raises(ValueError, match="guidance = 2 has no likelihood"):
         ode_likelihood(Guided(MIXTURE.network(VP), 2.0, EMPTY), VP, X_T, None, condition=told)

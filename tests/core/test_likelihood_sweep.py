@@ -210,6 +210,26 @@ def test_result_does_not_depend_on_batches_and_shards_merge():
     same_tables(whole, merge(shards))
 
 
+def test_a_sweep_that_is_left_within_its_first_time_counts_no_image_twice():
+    process = ReverseProcess(reference_network, ForwardProcess(Schedule.linear(12, scale=False)))
+    sweep = Sweep(process, IMAGES, batch_size=2)
+    for progress in sweep:
+        if progress.done == 2:
+            break
+    for _ in sweep:
+        pass
+    same_tables(sweep.table, cost_table(process, IMAGES, batch_size=2))
+
+
+def test_a_share_of_the_images_is_scored_by_the_groups_that_it_has():
+    process = ReverseProcess(reference_network, ForwardProcess(Schedule.linear(12, scale=False)))
+    trajectory = Trajectory((1, 6, 12))
+    share = cost_table(process, IMAGES, shard=(0, 2)).score("npr", trajectory)  # images 0, 2 and 4 of 6
+    whole = cost_table(process, IMAGES).group_bits_per_dim("npr", trajectory)  # an image in each group
+    assert (share.count, share.mean) == (3, pytest.approx(float(whole[::2].mean()), rel=1e-9))
+    assert share.standard_error == pytest.approx(float(whole[::2].std()) / 3**0.5, rel=1e-9)
+
+
 def test_an_interrupted_sweep_goes_on_and_a_finished_one_is_not_repeated(tmp_path):
     schedule = Schedule.linear(12, scale=False)
     network = Counted(reference_network)

@@ -5,7 +5,7 @@ import torch
 
 from optcov import METHODS, Schedule, Trajectory, sample
 from optcov.covariances import Spectrum, find_covariance
-from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, PEER_METHODS, find_method
+from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, PEER_METHODS, draw, find_method
 from optcov.oracle import GaussianMixture
 
 PAPER_ROWS = """DDPM, beta-tilde;DDPM, beta;A-DDPM;NPR-DDPM;SN-DDPM;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;
@@ -112,3 +112,12 @@ def test_hand_crafted_covariances_are_sampled_without_a_noise_cap():
     assert {name for name, m in METHODS.items() if m.noise_cap is None and m.covariance} == {
         "DDPM, beta-tilde", "DDPM, beta", "DDIM", "Improved DDPM", "Ancestral sampling",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Probability flow", "Euler-Maruyama", "Gotta Go Fast", "UniPC"])
+def test_a_trajectory_that_a_solver_would_not_look_at_is_refused(name):
+    method = find_method(name)
+    schedule = Schedule.vp_sde() if method.continuous else Schedule.linear()
+    data = GaussianMixture([1.0], [[0.0, 0.0]], [0.25])
+    with pytest.raises(ValueError, match=f"{name} has times of its own; leave trajectory out"):
+        draw(method, data.network(schedule), schedule, 4, (2,), range(2), trajectory=Trajectory.even(schedule, 4))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from optcov import METHODS, ForwardProcess, ReverseProcess, Schedule, Trajectory, oracle, sample
+from optcov import METHODS, ForwardProcess, ReverseProcess, Schedule, Trajectory, cost_table, elbo, oracle, sample
 from optcov.covariances import Ocm
 from optcov.covariances.jacobian import ProbedNetwork, clean_variance, probed_diagonal, random_signs
+from optcov.inverse import Identity, restore
+from optcov.networks import Backbone, HeadedNetwork
 from optcov.prediction import NoisePrediction, Prediction
 
 DATA = oracle.GaussianMixture(
@@ -100,6 +104,62 @@ def test_negative_estimates_are_set_to_zero_and_counted():
     drawn = sample(process, Trajectory.even(schedule, 5), (20, 3))
     assert bool(drawn.isfinite().all())
     assert process.bounds.total == 150 + 5 * 60  # sampling counts in the same place
+
+
+def test_a_bound_by_probes_depends_on_the_image_and_not_on_the_batch():
+    schedule = Schedule.linear()
+    process = ReverseProcess(DATA.network(schedule), ForwardProcess(schedule), "ocm", None, ocm_probes=1)
+    x_0, trajectory = DATA.sample(6), Trajectory((1, 500, 1000))
+    whole = elbo(process, x_0, trajectory, seed=7).total
+    parts = [elbo(process, x_0[i : i + 1], trajectory, seed=7, images=[i]).total for i in range(6)]
+    torch.testing.assert_close(whole, torch.cat(parts), rtol=1e-12, atol=0)
+    for batch_size in (1, 4):
+        table = cost_table(process, x_0, ["ocm"], times=trajectory.times, seed=7, batch_size=batch_size, groups=6)
+        found = table.group_bits_per_dim("ocm", trajectory) * 4 * math.log(2)
+        torch.testing.assert_close(found, whole, rtol=1e-7, atol=0)
+
+
+def test_the_state_of_a_sweep_by_probes_knows_the_network_and_the_probes(tmp_path):
+    def swept(seed, probes):
+        network = HeadedNetwork(Backbone(Dense(seed), tap="out"), Schedule.linear()).eval()
+        process = ReverseProcess(network, ForwardProcess(Schedule.linear()), "ocm", None, ocm_probes=probes)
+        return cost_table(process, DATA.sample(4).float(), ["ocm"], times=(500, 1000), state=tmp_path / "state")
+
+    swept(0, 2)
+    with pytest.raises(ValueError, match="the weights of the network changed"):
+        swept(1, 2)
+    with pytest.raises(ValueError, match="ocm probes changed from 2 to 3"):
+        swept(0, 3)
+
+
+class Dense(torch.nn.Module):
+    """A small network of vectors."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.out = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x, time):
+        return self.out(torch.tanh(self.body(x)))
+
+
+def test_a_restoration_by_the_covariance_that_a_process_has_probes_once():
+    asked = []
+
+    def network(x_t, t):
+        asked.append(len(x_t))
+        return DATA.network(Schedule.linear())(x_t, t)
+
+    prior = ReverseProcess(network, ForwardProcess(Schedule.linear()), "ocm", None, ocm_probes=2)
+    found = {}
+    for method in (None, "ocm"):
+        asked.clear()
+        options = {"steps": 2, "samples": 1, "way": "proximal", "method": method, "progress": False}
+        samples = restore(prior, torch.zeros(4, dtype=torch.float64), Identity((4,)), 0.1, **options).samples
+        found[method] = (len(asked), samples)
+    assert found["ocm"][0] == found[None][0] == 2
+    assert torch.equal(found["ocm"][1], found[None][1])
 
 
 @pytest.mark.parametrize("row", ["OCM-DDPM", "OCM-DDIM"])

@@ -182,3 +182,10 @@ def test_a_rotated_covariance_is_symmetric_enough():
     q = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
     data = GaussianMixture([1.0], torch.zeros(1, 5), (q * 0.3) @ q.T[None])
     assert data.sample(3).shape == (3, 5)
+
+
+def test_classes_that_are_beyond_belief_have_the_logarithm_of_their_share():
+    data = GaussianMixture([0.5, 0.5], [[-5.0], [5.0]], [0.01, 0.01], labels=[0, 1])
+    found = data.class_log_probabilities(torch.tensor([[4.0]]), Schedule.linear(), 0)
+    expected = -((4.0 + 5.0) ** 2 - (4.0 - 5.0) ** 2) / (2 * 0.01)
+    torch.testing.assert_close(found, torch.tensor([[expected, 0.0]], dtype=torch.float64), rtol=1e-12, atol=0)

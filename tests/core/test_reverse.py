@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optcov import METHODS, ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, elbo, oracle
-from optcov.covariances import Covariance, OneNumber, Residual, Row, clamped_in_words
+from optcov.covariances import Analytic, Covariance, OneNumber, Residual, Row, clamped_in_words
 from optcov.gaussian import Diagonal
 from optcov.likelihood import cost_table
 from optcov.prediction import Prediction
@@ -163,6 +163,13 @@ def test_an_estimator_object_may_stand_for_a_name(reference):
     by_name = make_process(reference, "DDPM_NPR", True).step(reference.x_t, 112, 1)
     process = ReverseProcess(reference.network, ForwardProcess(reference.schedule), Residual())
     assert torch.equal(process.step(reference.x_t, 112, 1).variance, by_name.variance)
+
+
+def test_numbers_beside_a_covariance_that_has_its_own_are_refused(reference):
+    forward, numbers = ForwardProcess(reference.schedule), torch.full((1001,), 0.5)
+    with pytest.raises(ValueError, match="mean_square_noise comes beside Analytic, an object that has its own"):
+        ReverseProcess(reference.network, forward, Analytic(numbers), mean_square_noise=0.9 * numbers)
+    ReverseProcess(reference.network, forward, Residual(), mean_square_noise=numbers)  # which looks at none
 
 
 def test_full_covariances_give_a_matrix_per_sample():

@@ -162,8 +162,15 @@ def test_a_restart_and_a_share_of_the_images_draw_the_same():
 def test_no_image_is_drawn_for_an_empty_share():
     process, trajectory = image_process()
     assert list(generate(process, trajectory, (1, 4, 4), 0)) == []
-    with pytest.raises(ValueError, match="images = -1 is negative"):
-        list(generate(process, trajectory, (1, 4, 4), -1))
+    for count in (-1, 2.5):
+        with pytest.raises(ValueError, match=f"images = {count} is not a whole number"):
+            list(generate(process, trajectory, (1, 4, 4), count))
+
+
+def test_a_number_of_images_may_be_one_of_numpy():
+    process, trajectory = image_process()
+    batches = list(generate(process, trajectory, (1, 4, 4), np.int64(3), np.int64(2)))
+    assert [batch.indices for batch in batches] == [(0, 1), (2,)]
 
 
 def test_another_seed_draws_other_images():

@@ -123,6 +123,16 @@ def test_score_sde_convention_is_its_recursion():
     assert len(noises) == K - 1
 
 
+@pytest.mark.parametrize("convention", ["exact", "score_sde"])
+@pytest.mark.parametrize("solver", [euler_maruyama, probability_flow])
+def test_the_last_image_is_clipped_if_it_is_a_mean(solver, convention):
+    options = {"convention": convention, "data_range": (-0.1, 0.1)}
+    plain = solver(NETWORK, SCHEDULE, start(20), 4, convention=convention).x_0
+    assert torch.equal(solver(NETWORK, SCHEDULE, start(20), 4, **options).x_0, plain.clamp(-0.1, 0.1))
+    noisy = solver(NETWORK, SCHEDULE, start(20), 4, denoise=False, **options).x_0
+    assert float(noisy.abs().max()) > 0.1
+
+
 def moments_within(x: torch.Tensor, bias: float) -> None:
     """Mean and covariance of the data within 4 standard errors (level 6e-5 each) plus a stated bias."""
     count = len(x)

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,3 +96,14 @@ def test_karras_times_start_at_the_noise_that_is_asked_for(schedule):
     assert times[-1] == schedule.final_time
     with pytest.raises(ValueError, match="first_sigma = 1000"):
         Trajectory.karras(schedule, 10, first_sigma=1e9)
+
+
+@pytest.mark.parametrize("largest", [14.6, 50.0, 80.0, 100.0])
+def test_karras_times_may_start_and_end_at_the_ends_of_the_schedule(largest):
+    schedule = Schedule.edm(0.002, largest)
+    times = Trajectory.karras(schedule, 5, first_sigma=0.002, last_sigma=largest).times
+    assert times[0] == pytest.approx(0.002, rel=1e-12)
+    assert times[-1] == pytest.approx(largest, rel=1e-12)
+    schedule.check_times(torch.tensor(times, dtype=torch.float64))
+    with pytest.raises(ValueError, match="last_sigma"):
+        Trajectory.karras(schedule, 5, last_sigma=1.0001 * largest)

@@ -66,3 +66,28 @@ def test_attach_takes_either_way():
 def test_bad_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         Sampler(small_bundle(Schedule.linear()), **{"method": "NPR-DDIM", "steps": 4, **options})
+
+
+def test_images_that_were_kept_in_one_way_are_not_given_as_those_of_the_other(tmp_path):
+    bundle = small_bundle(Schedule.linear())
+    options = {"method": "NPR-DDIM", "steps": 3, "progress": False, "work": tmp_path}
+    first = bundle.sample(2, **options)
+    assert torch.equal(bundle.sample(2, clip_mean=True, **options), first)  # said or not, it is the same
+    for told, said in (({"clip_mean": False}, "clip mean"), ({"use_clipped_model_output": True}, "use clipped model")):
+        with pytest.raises(ValueError, match=f"the {said}.* changed from none to {next(iter(told.values()))}"):
+            bundle.sample(2, **told, **options)
+
+
+@pytest.mark.parametrize("method", ["Euler-Maruyama", "Probability flow", "DDIM", "UniPC"])
+def test_a_whole_number_of_steps_may_be_a_float(method):
+    bundle = small_bundle()
+    options = {"method": method, "progress": False}
+    assert torch.equal(bundle.sample(1, steps=3.0, **options), bundle.sample(1, steps=3, **options))
+    with pytest.raises(ValueError, match=r"steps = 2\.5 is not a positive whole number"):
+        Sampler(bundle, method, 2.5)
+
+
+def test_a_trajectory_that_is_passed_tells_the_number_of_steps():
+    bundle = small_bundle(Schedule.linear())
+    sampler = Sampler(bundle, "NPR-DDIM", 10, trajectory=bundle.trajectory(4))
+    assert (sampler.title, sampler.settings()["steps"]) == ("NPR-DDIM, 4 steps", 4)

@@ -14,6 +14,7 @@ import optcov
 import optcov.solvers.multistep as solver
 import tiny_models as tiny
 from optcov.bundle import Bundle
+from optcov.fitting import new_heads
 from optcov.integrations import stepping
 from optcov.integrations.diffusers import BridgeScheduler, FlowMatchBridgeScheduler
 from optcov.solvers import BridgeNoise
@@ -166,7 +167,27 @@ def test_the_pipeline_draws_what_the_bundle_draws(
 ) -> None:
     if guidance != 1 and family.name not in GUIDED:
         pytest.skip("it has no guidance")
-    pipeline = optcov.attach(family.pipeline(), family.bundle, "NPR-DDIM")
+    draws_the_same(family, family.bundle, "NPR-DDIM", guidance, monkeypatch)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_a_moment_about_zero_is_that_of_the_conditional_prediction(
+    family: Family, guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family.name not in GUIDED:
+        pytest.skip("it has no guidance")
+    network, one = family.bundle.network, {name: value[:1] for name, value in family.condition.items()}
+    heads = new_heads(network, start(family)[:1], ["sn"], "conv", condition=one)
+    fitted = {name: task.module for name, task in heads.items()}
+    bundle = family.bundle.with_heads(fitted, family.bundle.fingerprint)
+    assert bundle.heads["sn"].about == "zero"
+    draws_the_same(family, bundle, "SN-DDIM", guidance, monkeypatch)
+
+
+def draws_the_same(
+    family: Family, bundle: Bundle, method: str, guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = optcov.attach(family.pipeline(), bundle, method)
     noises = recorded_noises(monkeypatch)
     found = draw(family, pipeline, start(family), monkeypatch, guidance)
     assert len(noises) == STEPS - 1
@@ -174,8 +195,8 @@ def test_the_pipeline_draws_what_the_bundle_draws(
     def noise(t: float, s: float) -> Tensor:
         return of_two(family, noises.pop(0))
 
-    process = family.bundle.reverse_process("NPR-DDIM", guidance=guidance)
-    cap = family.bundle.noise_cap("NPR-DDIM")
+    process = bundle.reverse_process(method, guidance=guidance)
+    cap = bundle.noise_cap(method)
     shape = (2, *family.bundle.image_shape)
     expected = optcov.sample(
         process,

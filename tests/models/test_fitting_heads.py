@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -375,6 +376,31 @@ def test_a_sample_without_signal_leaves_the_last_part_of_the_times_its_gain():
     with torch.no_grad():
         stage2.set_gains(Stream(), {"npr": head}, lambda total: total)
     assert float(head.log_gain[-1] - head.log_gain[0]) == pytest.approx(math.log(3), abs=0.1)
+
+
+def test_samples_that_are_left_out_of_a_regression_do_not_change_the_gain():
+    """As those of probes where no signal is left, whose target stands at 0."""
+    schedule, times = Schedule.linear(), torch.arange(5, 1001, 5)
+    seen = torch.arange(200) % 2 == 0
+    target = torch.where(seen, 2.0, 0.0).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    regression = replace(Regression.plain(target), weight=seen.double())
+    rows = Rows(torch.zeros(200, 4, 2, 2), times, schedule.log_snr(times).float(), {"ocm": regression})
+    stream = SimpleNamespace(network=SimpleNamespace(schedule=schedule))
+    head = TimedHead(4, 1, groups=2)
+    with torch.no_grad():
+        stage2.set_gains(Streamed([rows], stream.network), {"ocm": head}, lambda total: total)
+        estimate = head(torch.zeros(1, 4, 2, 2), None, torch.zeros(1))
+    torch.testing.assert_close(estimate, torch.full((1, 1, 2, 2), 2.0))
+
+
+class Streamed:
+    """Rows as a stream that was made before."""
+
+    def __init__(self, rows, network):
+        self.rows, self.network = rows, network
+
+    def __call__(self):
+        yield from self.rows
 
 
 def test_heads_that_read_features_differently_are_not_fitted_together():

@@ -259,6 +259,30 @@ def test_network_of_the_vp_sde_meets_diffusers_times_by_noise_level(tmp_path):
     assert_close_outputs(read(x_t, 400).sample, pipeline.unet(x_t, 400).sample, 0.02)
 
 
+@pytest.mark.parametrize(
+    ("native", "kind"),
+    [(Schedule.flow(), "v_prediction"), (Schedule.edm(), "epsilon"), (Schedule.ve_sde(), "sample")],
+    ids=["flow", "edm", "ve_sde"],
+)
+@pytest.mark.parametrize("method", ["DDIM", "NPR-DDIM", "Bridge 2M"])
+@pytest.mark.filterwarnings("ignore:.*outside those the network was trained on")
+def test_network_of_another_process_sees_x_t_with_the_noise_that_it_knows(tmp_path, native, kind, method):
+    bundle = Bundle(HeadedNetwork(Backbone.of(tiny_unet()), native, parameterisation=kind).eval(), SHAPE[1:])
+    bundle = bundle.with_heads({"npr": filled_head()}, bundle.fingerprint)
+    pipeline = attach(DDPMPipeline(tiny_unet(), DDPMScheduler(N)), bundle, method)
+    on_grid = bundle.with_schedule(Schedule.linear())
+    pipeline.unet.save_pretrained(tmp_path)
+    loaded = UNetWithHead.from_pretrained(tmp_path)
+    x_t = noise(4)
+    for t in (0, 400, 999):
+        expected = on_grid.network(x_t, t + 1)
+        for unet in (pipeline.unet, loaded):
+            found = unet(x_t, t).sample
+            assert_close_outputs(found[:, :1], expected.output)
+            if method == "NPR-DDIM":
+                assert_close_outputs(found[:, 1:], expected.heads["npr"])
+
+
 def autocast(network, enabled: bool):
     """The same network with its convolutions in bf16."""
 

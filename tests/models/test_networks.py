@@ -13,6 +13,7 @@ from torch import nn
 
 from close_outputs import assert_close_outputs
 from optcov import Schedule
+from optcov.identity import changes
 from optcov.networks import (
     Backbone,
     ConvHead,
@@ -219,11 +220,32 @@ def test_times_of_another_schedule_have_the_same_alpha_bar():
     assert torch.allclose((1 - share) * low + share * high, vp.log_alpha_bar(t), rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_precision_of_a_network_is_part_of_what_its_predictions_depend_on(dtype):
+    usual, other = network().to(dtype).float().identity(), network().to(dtype).identity()
+    assert changes(usual, other) == [f"the precision changed from none to {str(dtype).removeprefix('torch.')}"]
+
+
 def test_a_schedule_matched_to_itself_keeps_its_times():
     t = torch.tensor([1e-5, 0.2, 1.0], dtype=torch.float64)
     assert torch.allclose(TimeMatch(Schedule.vp_sde(), Schedule.vp_sde())(t), t, rtol=1e-9)
     n = torch.arange(1, 1001)
     assert torch.allclose(TimeMatch(Schedule.cosine(), Schedule.cosine())(n), n.double(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.edm(), Schedule.ve_sde(), Schedule.flow(), Schedule.vp_sde()], ids=repr)
+@pytest.mark.parametrize("native", [Schedule.linear(), Schedule.vp_sde(), Schedule.flow(), Schedule.ve_sde()], ids=repr)
+@pytest.mark.parametrize("number", [300, 1000])
+@pytest.mark.filterwarnings("ignore:.*outside those the network was trained on")
+def test_x_t_is_scaled_to_the_noise_that_the_network_knows(native, schedule, number):
+    t = schedule.grid([number])[0]
+    match = TimeMatch(schedule, native)
+    log_snr = schedule.log_snr(t).clamp(native.log_snr(native.final_time), native.log_snr(native.first_time))
+    known = {"flow": torch.sigmoid(-log_snr / 2), "ve_sde": torch.exp(-log_snr / 2)}
+    spread = known.get(native.name, torch.sigmoid(-log_snr).sqrt())
+    torch.testing.assert_close(match.scale(t) * schedule.levels(t)[1], spread, rtol=1e-9, atol=0)
+    x_t = torch.randn(3, 1, 8, 8)
+    assert network(native).with_schedule(schedule)(x_t, t).output.shape == x_t.shape
 
 
 def test_a_network_on_another_schedule_sees_the_matched_time(x_t):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import optcov
 import tiny_models as tiny
 from command_line import CommandLine, run
 from optcov import Schedule
-from optcov.bundle import Bundle
+from optcov.bundle import Bundle, Sampler
+from optcov.bundle.drawing import draw_to
 
 QUICK: dict[str, Any] = {
     "images": 8, "measure_images": 2, "times": 3, "calibration_samples": 0, "progress": False, "batch_size": 4,
@@ -220,6 +222,26 @@ def test_a_bundle_of_another_size_of_stable_diffusion_is_not_attached(stable_dif
     message = "the network of this StableDiffusionXLPipeline is told encoder_hidden_states of 16, text_embeds of 8"
     with pytest.raises(ValueError, match=message):
         optcov.attach(tiny.pipeline("sdxl"), stable_diffusion)
+
+
+def test_images_of_another_decoder_are_not_added_to_those_of_the_first(
+    stable_diffusion: Bundle, tmp_path: Path
+) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        decoder = tiny.vae()
+    other = replace(stable_diffusion, decoder=decoder)
+    for decode in (True, False):
+        options: dict[str, Any] = {"steps": 2, "progress": False, "decode": decode, "work": tmp_path / str(decode)}
+        first = stable_diffusion.sample(1, **options)
+        if decode:
+            with pytest.raises(ValueError, match="the decoder changed"):
+                other.sample(1, **options)
+        else:  # latents are what they are
+            assert torch.equal(other.sample(1, **options), first)
+    draw_to(Sampler(stable_diffusion, "DDIM", 2), tmp_path / "files", 1)
+    with pytest.raises(ValueError, match="the decoder changed"):
+        draw_to(Sampler(other, "DDIM", 2), tmp_path / "files", 2)
 
 
 def test_a_pipeline_with_a_head_is_not_fitted_again(stable_diffusion: Bundle) -> None:

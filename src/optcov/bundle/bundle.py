@@ -114,6 +114,10 @@ class Bundle:
         """What was drawn as images: decoded, if it is latents."""
         return x_0 if self.decoder is None else self.decode(x_0)
 
+    def decoder_identity(self) -> dict[str, Any]:
+        """What images depend on besides what was drawn, as entries of an identity: nothing, unless it is latents."""
+        return {} if self.decoder is None else {"decoder": self._codec().identity()}
+
     @property
     def picture_shape(self) -> tuple[int, ...]:
         """(C, H, W) of one image: that of `image_shape`, or what latents of this shape are decoded to."""

@@ -40,7 +40,7 @@ def draw_to(
     condition_rule: how the condition follows from an image's number. It is kept instead of the condition itself, so
     that more images may be drawn later.
     """
-    state, settings = this_process(), sampler.settings()
+    state, settings = this_process(), {**sampler.settings(), **sampler.bundle.decoder_identity()}
     if condition_rule:
         settings["condition"] = dict(condition_rule)
     evaluations, drawn_here = 0.0, 0

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from optcov.bundle.errors import BundleError
+from optcov.identity import digest, known_by
+from optcov.networks import fingerprint
 
 
 @final
@@ -63,6 +65,10 @@ class Codec:
         found = self.module.decode(self._cast(latents / scale + shift))
         images: Tensor = found.sample.float().clamp(-1, 1)
         return images
+
+    def identity(self) -> dict[str, str]:
+        """What images of latents depend on besides, see optcov.identity."""
+        return known_by(digest([fingerprint(self.given), *self.scaling]))
 
     def _scaling(self, latents: Tensor) -> list[Tensor]:
         return [torch.tensor(value, device=latents.device).reshape(1, -1, 1, 1) for value in self.scaling]

@@ -66,7 +66,8 @@ class Sampler:
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
-        self.steps, self.seed, self.last_step = steps, seed, last_step
+        self.steps = steps = check_whole("steps", steps, 1)
+        self.seed, self.last_step = seed, last_step
         self.clipping: dict[str, Any] = {}
         self.tolerance = check_number("tolerance", tolerance)
         if not self.tolerance > 0:
@@ -103,6 +104,8 @@ class Sampler:
             self.step_noise = BridgeNoise(model.schedule, times)
         if self.step_noise is not None:
             self.trajectory = self.step_noise.trajectory
+        if self.trajectory is not None:  # which may have been given, whatever steps says
+            self.steps = len(self.trajectory)
         self.ocm_probes = None if ocm_probes is None else int(ocm_probes)
         self.condition = model.check_told(condition, _entries(condition))
         self.guidance = check_guidance(guidance)
@@ -209,7 +212,6 @@ def draw_many(
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
     n, batch_size = int(n), int(batch_size)
-    check_whole("steps", steps, 1)
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
@@ -229,7 +231,8 @@ def draw_many(
         return torch.cat([drawn(indices) for indices in told])
     place = check_path(work)
     with directory_lock(place):
-        remember(place / "run.json", {**sampler.settings(), "decode": decode}, place)
+        by = bundle.decoder_identity() if decode else {}
+        remember(place / "run.json", {**sampler.settings(), "decode": decode, **by}, place)
         return torch.cat([_kept(place / f"images-{i.start:06d}-{i.stop - 1:06d}.safetensors", i, drawn) for i in told])
 
 

@@ -136,7 +136,7 @@ def sweep(
     if work is not None and state.is_main_process:
         if not any(work.glob("*.safetensors")):
             (work / "run.json").unlink(missing_ok=True)  # of a run that left nothing
-        remember(work / "run.json", kept, work, "choose another directory by --out, or undo that")
+        remember(work / "run.json", kept, work, "choose another directory by --out, or undo that", part=True)
     what = f"{scored.split} images"
     for _ in track(swept, len(swept), what, "batches", fresh(lambda now: now.done), show=progress):
         pass

@@ -95,6 +95,10 @@ def make_covariance(
     if spectrum is not None and (isinstance(covariance, Covariance) or not issubclass(kind, BySpectrum)):
         raise _without_spectrum(kind)
     if isinstance(covariance, Covariance):
+        if kind.number is not None and (numbers or {}).get(kind.number) is not None:
+            raise ValueError(
+                f"{kind.number} comes beside {kind.__name__}, an object that has its own; leave one of them out"
+            )
         return covariance
     if issubclass(kind, BySpectrum):
         if spectrum is None:

@@ -259,7 +259,8 @@ def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Red
             means = [log_g.exp().flatten(1).mean(1), rows.regressions[name].target.flatten(1).mean(1)]
             level = rows.log_snr.clamp(-FARTHEST, FARTHEST)  # infinite where no signal is left
             columns = torch.stack([*means, level, torch.ones_like(level)], dim=1).cpu().double()
-            sums[name].index_add_(0, part, columns)
+            # samples that are left out of the regression, such as probes where no signal is left, have no target
+            sums[name].index_add_(0, part, rows.regressions[name].weight.cpu()[:, None] * columns)
     for name, head in heads.items():
         total = reduce(sums[name])
         total = total[total[:, 3] > 0]

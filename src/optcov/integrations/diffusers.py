@@ -192,14 +192,14 @@ def _few_step_scheduler(bundle: Bundle, row: Method) -> Any:
 
 
 def _network(bundle: Bundle, row: Method, label: int | None) -> nn.Module:
-    """The bundle's U-Net as it is, if it needs neither a head, a class nor other times than diffusers'."""
+    """The bundle's U-Net as it is, if it needs neither a head, a class nor other times and noise than diffusers'."""
     network = bundle.network
     needed = None if row.covariance is None else find_covariance(row.covariance).head
     head = None if needed is None or needed in network.output_heads else bundle.heads[needed]
     times = bundle.schedule.full_grid()
     arguments = network.arguments(times)
-    own = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32))
-    if head is None and own and label is None:
+    own, scales = torch.equal(arguments, torch.arange(len(arguments), dtype=torch.float32)), network.input_scale(times)
+    if head is None and own and label is None and scales is None:
         return bundle.unet
     wrapped: nn.Module = UNetWithHead.wrap(
         bundle.unet,
@@ -208,5 +208,6 @@ def _network(bundle: Bundle, row: Method, label: int | None) -> nn.Module:
         bundle.schedule.log_snr(times).tolist(),
         network.parameterisation,
         label,
+        None if scales is None else scales.tolist(),
     )
     return wrapped

@@ -64,8 +64,8 @@ def _new_class(base: Any) -> Any:
 def wrap(network: nn.Module, head: Head | None, settings: Mapping[str, Any]) -> nn.Module:
     """Join a network and a head; the weights of both are shared, not copied.
 
-    settings: link, schedule, parameterisation, scale and shift of the time argument, and whether the head is the
-    network's own learned range.
+    settings: link, schedule, parameterisation, scale and shift of the time argument, whether the head is the network's
+    own learned range, and whether what it says is left less the squared prediction.
     """
     plain = unwrap(network)
     kind = headed_class(type(plain))
@@ -157,7 +157,10 @@ def _with_head(network: Any, run: Any, given: Mapping[str, Any]) -> Any:
     if head is not None and next(head.parameters()).dtype != torch.float32:
         head.float()  # whatever precision the pipeline was moved to: variances are not for halves
     lifted = x.float() if x.dtype.itemsize < 4 else x
-    said = reader.headed.predict_from(seen, lifted, times).heads["range" if head is None else HEAD]
+    prediction = reader.headed.predict_from(seen, lifted, times)
+    said = prediction.heads["range" if head is None else HEAD]
+    if reader.settings.get("less_square"):
+        said = said - prediction.in_unit(prediction.units[HEAD]).square()
     labels = given.get(LABELS)
     if labels is not None and reader.empty_class is not None and len(x) % 2 == 0:
         half = len(x) // 2

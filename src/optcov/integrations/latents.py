@@ -36,6 +36,11 @@ def attach_to_latents(pipeline: Any, family: Family, bundle: Bundle, row: Method
     needs_head = kind.head is not None
     half = "first" if type(pipeline).__name__ in FIRST_HALF else "second"
     told: dict[str, Any] = {"link": uuid.uuid4().hex if needs_head else None, "guided_half": half}
+    head = None if kind.head in bundle.network.output_heads else bundle.heads.get(kind.head or "")
+    # a moment about zero becomes a variance by the prediction that it belongs to, which guidance moves afterwards
+    less_square = head is not None and kind.about == "prediction" and head.about == "zero"
+    if less_square:
+        told["head_about"] = "prediction"
     if bundle.schedule.discrete:
         scheduler: Any = discrete_scheduler(bundle, row, trajectory, **told)
     elif schedule_spec(bundle.schedule) == {"kind": "flow"}:
@@ -45,7 +50,6 @@ def attach_to_latents(pipeline: Any, family: Family, bundle: Bundle, row: Method
     else:
         raise ValueError(f"{bundle.name} has the schedule {bundle.schedule!r}, which no pipeline of latents has")
     if needs_head:
-        head = None if kind.head in bundle.network.output_heads else bundle.heads[str(kind.head)]
         argument = bundle.network.time_argument
         settings = {
             "link": told["link"],
@@ -54,6 +58,7 @@ def attach_to_latents(pipeline: Any, family: Family, bundle: Bundle, row: Method
             "scale": argument.scale,
             "shift": argument.shift,
             "range": bundle.network.learned_range,
+            **({"less_square": True} if less_square else {}),
         }
         device = next(network.parameters()).device
         network = wrap(network, None if head is None else head.to(device), settings)
@@ -113,9 +118,10 @@ def _flow_shift(pipeline: Any) -> dict[str, float]:
 def _flow_scheduler(pipeline: Any, bundle: Bundle, row: Method, told: dict[str, Any]) -> Any:
     """The pipeline's own times, shifts included, with the steps of a method."""
     kind = find_covariance(row.covariance or "")
-    options: dict[str, Any] = {"prediction_type": bundle.network.parameterisation, **told}
+    options: dict[str, Any] = {"prediction_type": bundle.network.parameterisation}
     if kind.head in bundle.heads:
         options |= {"head_unit": bundle.heads[kind.head].unit, "head_about": bundle.heads[kind.head].about}
+    options |= told
     numbers = None
     if kind.number is not None:
         assert bundle.numbers is not None
@@ -132,11 +138,12 @@ def discrete_scheduler(bundle: Bundle, row: Method, trajectory: str, **others: A
     """The scheduler of a method on the bundle's discrete schedule. others: further settings of it."""
     schedule = bundle.schedule
     assert row.covariance is not None
-    options: dict[str, Any] = dict(others)
+    options: dict[str, Any] = {}
     kind = find_covariance(row.covariance)
     if kind.head in bundle.heads:
         head = bundle.heads[kind.head]
         options |= {"head_unit": head.unit, "head_about": head.about}
+    options |= others
     if kind.number is not None:
         numbers = bundle.per_time(kind.number)
         options[kind.number] = _at_all_times(numbers, schedule)

@@ -34,8 +34,8 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
     The first arguments are diffusers' own, so that `from_config(pipeline.scheduler.config, covariance=...)` works; pass
     clip_sample=False for latents if that config does not say so. Then:
 
-    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" need an unchanged network; "sn" | "npr" | "range"
-    read the second half of an output of 2C channels (see `UNetWithHead`).
+    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" need an unchanged network; "sn" | "npr" | "ocm" |
+    "range" read the second half of an output of 2C channels (see `UNetWithHead`).
     head_unit, head_about: what that half estimates, as `Head.unit` and `Head.about` say.
     eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
     mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.

@@ -14,6 +14,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor, nn
 
+from optcov.gaussian import per_sample
 from optcov.networks import Backbone, Head, build_head, head_config
 from optcov.networks.classes import LABELS
 from optcov.networks.paper_unet import PaperUNet
@@ -30,6 +31,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
     scheduler, or None if that is the timestep itself. log_snrs: the log-SNR at each timestep, for heads that ask, and
     to find the predicted noise where prediction_type says that the U-Net predicts something else.
     class_label: the class of every image, for a U-Net of classes in a pipeline that tells it none.
+    input_scales: what x_t is multiplied by at each timestep, for a U-Net of another process than the scheduler's.
     in_channels and sample_size are what pipelines ask for. Use `wrap` to build one from parts at hand.
     """
 
@@ -44,6 +46,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         log_snrs: list[float] | None = None,
         prediction_type: str = "epsilon",
         class_label: int | None = None,
+        input_scales: list[float] | None = None,
     ):
         super().__init__()
         name = unet.get("_class_name")
@@ -54,6 +57,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         # not a buffer: a model moved to half precision would round the times with the weights
         self._time_arguments = None if time_arguments is None else torch.tensor(time_arguments, dtype=torch.float32)
         self._log_snrs = None if log_snrs is None else torch.tensor(log_snrs, dtype=torch.float32)
+        self._input_scales = None if input_scales is None else torch.tensor(input_scales, dtype=torch.float32)
 
     @staticmethod
     def wrap(
@@ -63,6 +67,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         log_snrs: Sequence[float] | None = None,
         prediction_type: str = "epsilon",
         class_label: int | None = None,
+        input_scales: Sequence[float] | None = None,
     ) -> UNetWithHead:
         """Join a U-Net and a head, which are shared, not copied."""
         config: Any = unet.config
@@ -75,6 +80,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
             None if log_snrs is None else [float(level) for level in log_snrs],
             prediction_type,
             class_label,
+            None if input_scales is None else [float(scale) for scale in input_scales],
         )
         wrapped.backbone, wrapped.moment_head = Backbone.of(unet), head
         return wrapped.eval()  # type: ignore[no-any-return]
@@ -85,7 +91,10 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         """Predict at x_t (B, C, H, W) and a timestep, a number or (B,): (B, 2C, H, W), or C channels without a head."""
         label = self.config.class_label
         told = {} if label is None else {LABELS: torch.full((len(sample),), label, device=sample.device)}
-        output = self.backbone(sample, self._argument(timestep, sample.device).expand(len(sample)), **told)
+        seen = sample
+        if self._input_scales is not None:
+            seen = per_sample(_at(self._input_scales, timestep, sample.device).expand(len(sample)), sample) * sample
+        output = self.backbone(seen, self._argument(timestep, sample.device).expand(len(sample)), **told)
         prediction = output.output
         if self.moment_head is not None:
             raw = prediction[:, : sample.shape[1]]

@@ -183,7 +183,7 @@ def _process(prior: Bundle | ReverseProcess, covariance: str | Covariance, eta: 
     elif isinstance(covariance, str) and find_covariance(covariance).number is not None:
         raise ValueError(f"covariance {covariance!r} needs numbers per time; pass a ReverseProcess that has them")
     forward = ForwardProcess(prior.forward.schedule, eta)
-    return ReverseProcess(prior.network, forward, covariance, prior.data_range, clip_mean=prior.bounds.clip_mean)
+    return ReverseProcess(prior.given_network, forward, covariance, prior.data_range, clip_mean=prior.bounds.clip_mean)
 
 
 def _times(trajectory: str | Trajectory, process: ReverseProcess, steps: int) -> Trajectory:

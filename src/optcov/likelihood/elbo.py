@@ -96,12 +96,13 @@ def elbo(
     check_last_variance(last_variance)
     check_cdf(cdf)
     check_stochastic(process.forward)
-    refuse_guided(process.network)
+    refuse_guided(process.given_network)
     check_ends_at_final_time(trajectory, process.forward.schedule)
     check_images(x_0, process.data_range)
     condition = check_condition(condition, len(x_0))
+    numbers = image_numbers(images, len(x_0))
+    process = process.for_images(seed, numbers)
     if noise is None:
-        numbers = image_numbers(images, len(x_0))
         noise = seeded_noise(process.forward.schedule, seed, numbers, x_0.shape[1:], x_0.dtype)
     transitions: list[Tensor] = []
     for t, s in trajectory.descending():

@@ -27,8 +27,11 @@ def estimate(values: Tensor, weights: Tensor | None = None) -> Estimate:
     """Mean of values (n,) and its standard error; weights (n,) are the numbers of images behind each value."""
     values = values.detach().double().cpu().flatten()
     weights = torch.ones_like(values) if weights is None else weights.double().cpu().flatten()
-    if values.shape != weights.shape or len(values) == 0:
-        raise ValueError(f"need as many weights as values and at least one, got {len(weights)} and {len(values)}")
+    if values.shape != weights.shape or not bool((weights > 0).any()):
+        raise ValueError(
+            f"need as many weights as values and one above 0 at least, got {len(weights)} for {len(values)} values"
+        )
+    values, weights = values[weights > 0], weights[weights > 0]  # a group without images says nothing
     share = weights / weights.sum()
     mean = float((share * values).sum())
     n = len(values)

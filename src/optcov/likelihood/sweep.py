@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from optcov.covariances import Covariance, PerTime, Spectrum, number_at
+from optcov.covariances import Covariance, Ocm, PerTime, Spectrum, number_at
 from optcov.identity import check_unchanged, condition_identity, digest, digest_numbers, images_identity, known_by
 from optcov.likelihood.accumulate import Sums, TimeColumn
 from optcov.likelihood.costs import CostTable, TimeGrid
@@ -83,7 +83,7 @@ class Sweep:
         identity: Mapping[str, Any] | str | None = None,
     ):
         check_stochastic(process.forward)
-        refuse_guided(process.network)
+        refuse_guided(process.given_network)
         check_cdf(cdf)
         self.last_variances = tuple(check_last_variance(name) for name in last_variances)
         self.process, self.images, self.cdf = process, images, cdf
@@ -112,6 +112,8 @@ class Sweep:
     def __iter__(self) -> Iterator[SweepProgress]:
         saved = time.monotonic()
         per_time = len(self._batches())
+        if self._sums is not None and not self._sums.finished:
+            self._sums = None  # left within its first time: the images that it has counted come again
         if self._sums is None and self.state is not None and self.state.exists():
             self._sums = self._resume(self.state)
         first = 0 if self._sums is None else self._sums.finished
@@ -143,7 +145,7 @@ class Sweep:
         else:
             noise = self.noise(t)[index]
         condition = {name: value.to(x_0.device) for name, value in take(self.condition, index).items()}
-        seen = observe(self.process, x_0, t, noise, condition)
+        seen = observe(self.process.for_images(self.seed, index.tolist()), x_0, t, noise, condition)
         if self._sums is None:
             self._sums = self._allocate(x_0[0].numel(), list(seen.prediction.heads))
         column = column or TimeColumn(self._sums, i)
@@ -196,8 +198,8 @@ class Sweep:
     def _settings(self) -> dict[str, Any]:
         """What must agree for a sweep to go on where another one stopped."""
         network: Any = self._identity
-        if network is None and isinstance(self.process.network, HeadedNetwork):
-            network = self.process.network.identity()
+        if network is None and isinstance(self.process.given_network, HeadedNetwork):
+            network = self.process.given_network.identity()
         forward, rederived = self.process.forward, self.process.use_clipped_model_output
         return {
             **(network if isinstance(network, Mapping) else {"weights": network}),
@@ -205,6 +207,7 @@ class Sweep:
             "eta": forward.eta,
             "data range": None if self.process.data_range is None else [float(end) for end in self.process.data_range],
             # None, as if there were no entry, is the usual: states that know nothing of these go on
+            "ocm_probes": probing.probes if isinstance(probing := self.process.covariance, Ocm) else None,
             "clip_mean": None if self.process.bounds.clip_mean else False,
             "use_clipped_model_output": None if rederived == (forward.eta == 1) else rederived,
             "times": known_by(digest_numbers(self.grid.tensor), len(self.grid)),

@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from optcov.gaussian import per_sample
 from optcov.identity import condition_identity, digest, known_by
 from optcov.networks.backbone import Backbone, BackboneOutput, fingerprint
 from optcov.networks.heads import Head, head_config
@@ -96,6 +97,7 @@ class HeadedNetwork(nn.Module):
         """What its predictions depend on, by name: see optcov.identity. heads: those that matter, by default all."""
         own, used = self.native_schedule.identity(), self.schedule.identity()
         argument = self.time_argument
+        dtype = next((weight.dtype for weight in self.backbone.parameters()), torch.float32)
         return {
             "weights": known_by(fingerprint(self.backbone.module)),
             "network": known_by(digest([_settings(self.backbone.module), self.backbone.tap])),
@@ -112,6 +114,8 @@ class HeadedNetwork(nn.Module):
             "prediction type": self.parameterisation,
             "learned range": self.learned_range,
             **({"empty condition": condition_identity(self.empty_condition)} if self._empty else {}),
+            # the fingerprint of weights does not tell it, but the numbers differ
+            **({} if dtype == torch.float32 else {"precision": str(dtype).removeprefix("torch.")}),
         }
 
     def _sharing(
@@ -132,7 +136,7 @@ class HeadedNetwork(nn.Module):
     def features(self, x_t: Tensor, t: Time, **condition: Tensor) -> BackboneOutput:
         """Run the backbone once, without the heads."""
         if self._match is not None and not self._match.same_scale:
-            x_t = self._match.scaled(x_t, t)
+            x_t = per_sample(self._match.scale(t), x_t) * x_t
         argument = self.arguments(t)
         if argument.ndim and len(argument) not in (1, len(x_t)):
             raise ValueError(
@@ -172,6 +176,10 @@ class HeadedNetwork(nn.Module):
     def arguments(self, t: Time) -> Tensor:
         """The backbone's time argument at times of `self.schedule`, float32, () or (B,)."""
         return self.time_argument(self.schedule.check_times(t) if self._match is None else self._match(t))
+
+    def input_scale(self, t: Time) -> Tensor | None:
+        """What `features` multiplies x_t by at times of `self.schedule`, () or (B,); None: it stays."""
+        return None if self._match is None or self._match.same_scale else self._match.scale(t)
 
     def prediction_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Prediction:
         """What a backbone pass at hand says of x_t, without the heads."""

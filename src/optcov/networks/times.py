@@ -15,7 +15,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from optcov.gaussian import per_sample
 from optcov.schedule import Schedule, Time, remembered
 
 TOLERANCE = 0.1  # of log-SNR: a network does not notice; the linear schedule ends 0.07 beyond the VP SDE
@@ -65,12 +64,15 @@ class TimeMatch:
         log_snr = self.schedule.log_snr(t)
         inside = log_snr.clamp(self._lowest, self._highest)
         self._warn_once(log_snr, inside)
-        return self.native.time_at(inside)
+        return self.native.time_at(inside).clamp(self.native.first_time, self.native.final_time)  # but for rounding
 
-    def scaled(self, x_t: Tensor, t: Time) -> Tensor:
-        """x_t as the network knows it: with as much noise as its own schedule has at that log-SNR."""
-        factor = (self.native.beta_bar(self(t)) / self.schedule.beta_bar(t)).sqrt()
-        return per_sample(factor, x_t) * x_t
+    def scale(self, t: Time) -> Tensor:
+        """What x_t times is x_t as the network knows it, with the noise that its own schedule has there, () or (B,)."""
+        if self.native.preserves_variance:  # the level tells it, also between two times of a discrete schedule
+            own = torch.sigmoid(-self.schedule.log_snr(t).clamp(self._lowest, self._highest))
+        else:
+            own = self.native.beta_bar(self(t))
+        return (own / self.schedule.beta_bar(t)).sqrt()
 
     def _warn_once(self, log_snr: Tensor, inside: Tensor) -> None:
         if self._warned or not bool(((log_snr - inside).abs() > TOLERANCE).any()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import final
 
@@ -31,8 +31,9 @@ CONVENTIONS = ("exact", "score_sde")
 
 @final
 class ReverseDynamics:
-    """Right-hand sides of the ODE, and of the SDE for the VP SDE alone; data_range clips the last image only.
+    """Right-hand sides of the ODE, and of the SDE for the VP SDE alone.
 
+    data_range clips the last image only, if that is denoised.
     condition: what else the network takes by name, each a tensor with one entry per sample of start (B, *D).
     """
 
@@ -79,7 +80,9 @@ class ReverseDynamics:
                     x = x + self.diffusion(t) * h**0.5 * noise.draw(number, t, s)
             watch.note(x, t)
         evaluations = torch.full((len(x),), grid.steps - grid.posterior_mean_last)
-        return self.ended(x, grid.end_time, evaluations, grid.posterior_mean_last, watch)
+        found = self.ended(x, grid.end_time, evaluations, grid.posterior_mean_last, watch)
+        # score_sde's last step, too, shows a mean
+        return replace(found, x_0=self._process.bounds.clip(found.x_0)) if grid.denoise else found
 
     def ended(
         self, x: Tensor, t: float, evaluations: Tensor, denoise: bool, watch: FiniteWatch | None = None
