@@ -66,44 +66,27 @@ class Sampler:
     ):
         self.method: Method = find_method(method)
         self.bundle = model = at_times_of(bundle, self.method)
-        self.steps = steps = check_whole("steps", steps, 1)
+        self.steps = check_whole("steps", steps, 1)
         self.seed, self.last_step = seed, last_step
-        self.clipping: dict[str, Any] = {}
         self.tolerance = check_number("tolerance", tolerance)
         if not self.tolerance > 0:
             raise ValueError(f"tolerance = {tolerance} is not positive; the default is 0.05")
+        self.clipping = _clipping(clip_mean, use_clipped_model_output)
         self.process: ReverseProcess | None = None
         self.trajectory: Trajectory | None = None
         self.step_noise: MultistepNoise | None = None
-        times = trajectory if self.method.solver == "bridge" and isinstance(trajectory, Trajectory) else None
         if self.method.covariance is not None:
-            self.clipping = _clipping(clip_mean, use_clipped_model_output)
             options = {"ocm_probes": ocm_probes, "guidance": guidance, **self.clipping}
             self.process = model.reverse_process(self.method, all_heads=False, **options)
-            if isinstance(trajectory, str):
-                trajectory = model.trajectory(steps, trajectory, self.method.name)
-            if not isinstance(trajectory, Trajectory):
-                raise ValueError(f"trajectory = {trajectory!r:.80} is neither a name such as even nor a Trajectory")
-            self.trajectory = trajectory
-        elif ("even" if times else trajectory, noise_cap, last_step) != ("even", None, "mean"):
-            raise ValueError(
-                f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
-                f"out, or choose a method such as {HEAD_METHOD}"
+            self.trajectory = self._along(trajectory)
+        else:
+            own_times = self.method.solver == "bridge" and isinstance(trajectory, Trajectory)
+            self._refuse_options_of_steps(
+                ("even" if own_times else trajectory, noise_cap, last_step) != ("even", None, "mean"),
+                (ocm_probes, clip_mean, use_clipped_model_output) != (None, None, None),
             )
-        elif (ocm_probes, clip_mean, use_clipped_model_output) != (None, None, None):
-            raise ValueError(
-                f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, "
-                f"or choose a method such as {HEAD_METHOD}"
-            )
-        if self.method.solver == "matched":
-            if guidance != 1:
-                raise ValueError(f"{self.method.name} has no noise for guidance = {guidance}; take Bridge 2M")
-            self.step_noise = model.matched_noise(steps)
-        elif self.method.solver == "bridge":
-            times = times or few_step_times(model.schedule, steps, model.image_shape)
-            self.step_noise = BridgeNoise(model.schedule, times)
-        if self.step_noise is not None:
-            self.trajectory = self.step_noise.trajectory
+            self.step_noise = self._own_noise(trajectory, guidance)
+            self.trajectory = None if self.step_noise is None else self.step_noise.trajectory
         if self.trajectory is not None:  # which may have been given, whatever steps says
             self.steps = len(self.trajectory)
         self.ocm_probes = None if ocm_probes is None else int(ocm_probes)
@@ -116,6 +99,41 @@ class Sampler:
                 f"guidance = {guidance} moves towards a condition, but none is given; pass labels or a condition"
             )
         self.noise_cap = model.noise_cap(self.method.name) if noise_cap is None else noise_cap or None
+
+    def _along(self, trajectory: str | Trajectory) -> Trajectory:
+        """The trajectory that was given, or the bundle's of that name."""
+        if isinstance(trajectory, str):
+            return self.bundle.trajectory(self.steps, trajectory, self.method.name)
+        if not isinstance(trajectory, Trajectory):
+            raise ValueError(f"trajectory = {trajectory!r:.80} is neither a name such as even nor a Trajectory")
+        return trajectory
+
+    def _refuse_options_of_steps(self, steps: bool, covariance: bool) -> None:
+        """Refuse what a method without a covariance would ignore: options of its steps, or of its covariance."""
+        remedy = f"or choose a method such as {HEAD_METHOD}"
+        if steps:
+            raise ValueError(
+                f"{self.method.name} has times and a last step of its own: leave trajectory, noise_cap and last_step "
+                f"out, {remedy}"
+            )
+        if covariance:
+            raise ValueError(
+                f"{self.method.name} has no covariance: leave ocm_probes, clip_mean and use_clipped_model_output out, "
+                f"{remedy}"
+            )
+
+    def _own_noise(self, trajectory: str | Trajectory, guidance: float) -> MultistepNoise | None:
+        """Times and noise of Matched 2M and of Bridge 2M; other solvers have none."""
+        model = self.bundle
+        if self.method.solver == "matched":
+            if guidance != 1:
+                raise ValueError(f"{self.method.name} has no noise for guidance = {guidance}; take Bridge 2M")
+            return model.matched_noise(self.steps)
+        if self.method.solver != "bridge":
+            return None
+        if isinstance(trajectory, str):
+            trajectory = few_step_times(model.schedule, self.steps, model.image_shape)
+        return BridgeNoise(model.schedule, trajectory)
 
     @property
     def adaptive(self) -> bool:
