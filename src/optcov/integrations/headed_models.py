@@ -136,6 +136,13 @@ class _Reader:
         t = self.headed.schedule.nearest(t)
         return t.expand(count) if len(t) == 1 else t
 
+    def is_guided(self, x: Tensor, labels: Tensor | None) -> bool:
+        """Whether this is a batch of a guided DiT: the same data twice, the second time without a class."""
+        if labels is None or self.empty_class is None or len(x) % 2:
+            return False
+        half, empty = len(x) // 2, labels == self.empty_class
+        return bool(empty[half:].all()) and not bool(empty[:half].all()) and torch.equal(x[:half], x[half:])
+
 
 def _with_head(network: Any, run: Any, given: Mapping[str, Any]) -> Any:
     """Run a network as a pipeline calls it, and leave what its head says."""
@@ -161,12 +168,8 @@ def _with_head(network: Any, run: Any, given: Mapping[str, Any]) -> Any:
     said = prediction.heads["range" if head is None else HEAD]
     if reader.settings.get("less_square"):
         said = said - prediction.in_unit(prediction.units[HEAD]).square()
-    labels = given.get(LABELS)
-    if labels is not None and reader.empty_class is not None and len(x) % 2 == 0:
-        half = len(x) // 2
-        empty = labels == reader.empty_class
-        if bool(empty[half:].all()) and not bool(empty[:half].all()) and torch.equal(x[:half], x[half:]):
-            said = mailbox.both_halves(said)  # a guided DiT steps with both halves of its batch
+    if reader.is_guided(x, given.get(LABELS)):
+        said = mailbox.both_halves(said)  # a guided DiT steps with both halves of its batch
     told = float(torch.as_tensor(given["timestep"]).reshape(-1)[0])
     mailbox.leave(reader.settings["link"], pack(said) if reader.packed else said, told)
     return kept[0]
