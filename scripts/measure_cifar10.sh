@@ -44,7 +44,7 @@ causes() { # NAME BENCHMARK ARGUMENTS...
 }
 
 part bits table bpd --images 128 --train-images 64 --steps 10,25,50,100,200,1000
-until [ -e "$REFERENCE" ]; do python scripts/kernel_reference.py "$DATA" "$REFERENCE" && sleep 2; done
+until [ -e "$REFERENCE" ]; do python scripts/kernel_reference.py "$DATA" "$REFERENCE"; sleep 2; done
 images fid 10 "${PAPER[@]}" "${BEYOND[@]}"
 images peers 10 "${PEERS[@]}"
 images fid 25 "${PAPER[@]}" "Bridge 2M"
