@@ -1,4 +1,4 @@
-"""Docstrings as Markdown, for the reference pages: doctests become code, and asterisks stay asterisks.
+"""Docstrings as Markdown, for the reference pages: doctests become code, options a list, and asterisks stay asterisks.
 
 An extension of griffe, named in mkdocs.yml.
 """
@@ -9,6 +9,8 @@ import re
 from typing import Any
 
 import griffe
+
+OPTION = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): ")  # one or more, at the beginning of a line
 
 
 class PlainDocstrings(griffe.Extension):
@@ -21,13 +23,15 @@ class PlainDocstrings(griffe.Extension):
 
 
 def markdown(text: str) -> str:
-    """Fence doctests, which would be quotations, and escape what would be emphasis, links or tags.
+    """Fence doctests, which would be quotations, list options, and escape what would be emphasis, links or tags.
 
     >>> markdown("(B, *D) of [a]")
     '(B, \\\\*D) of \\\\[a\\\\]'
+    >>> markdown("Draw.\\n\\nsteps: how many.").splitlines()
+    ['Draw.', '', '- **steps**: how many.']
     """
     lines: list[str] = []
-    fenced = False
+    fenced = listed = False
     for line in text.splitlines():
         if line.startswith(">>>") and not fenced:
             lines += ["", "```pycon"]
@@ -35,8 +39,15 @@ def markdown(text: str) -> str:
         elif fenced and not line.strip():
             lines.append("```")
             fenced = False
-        code = fenced or line.startswith("    ")
-        lines.append(line if code else "`".join(_escaped(line)))
+        if fenced or line.startswith("    "):
+            lines.append(line)
+            continue
+        option = OPTION.match(line) if lines else None
+        if option is not None and not listed and lines[-1]:
+            lines.append("")
+        listed = bool(line.strip()) and (listed or option is not None)
+        name, rest = (f"- **{option[1]}**: ", line[option.end() :]) if option else ("", line)
+        lines.append(name + "`".join(_escaped(rest)))
     return "\n".join([*lines, "```"] if fenced else lines)
 
 

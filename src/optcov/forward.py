@@ -1,13 +1,13 @@
 """The forward process and the Gaussian bridge q(x_s | x_t, x_0) between two times (Eq. 2).
 
-With c = -expm1(log_snr_t - log_snr_s), the share of the noise-to-signal ratio that is new since s:
+With c = -expm1(log_snr_t - log_snr_s), the share of the noise-to-signal ratio that was added since s:
 
     variance      lambda^2 = eta^2 beta_bar_s c
     noisy weight  kappa    = sqrt(beta_bar_s / beta_bar_t) sqrt(1 - eta^2 c)
     clean weight  gamma    = sqrt(alpha_bar_s) (1 - sqrt((1 - c) (1 - eta^2 c)))
 
-eta = 1 is DDPM's process, eta = 0 DDIM's. In the paper's symbols c = beta_{t|s} / beta_bar_t for a variance-preserving
-process. No difference of nearly equal numbers occurs, and s = 0 is no special case.
+eta = 1 is DDPM's process, eta = 0 is DDIM's. In the paper's symbols, c = beta_{t|s} / beta_bar_t for a
+variance-preserving process. The formulas subtract no nearly equal numbers, and s = 0 is no special case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bridge:
     variance: Tensor  # lambda^2
 
     def apply(self, posterior: Gaussian, anchor: Tensor) -> Gaussian:
-        """Carry a Gaussian over x_0 to one over x_s, from an anchor in the place of x_t (Eqs. 1, 6)."""
+        """Turn a Gaussian over x_0 into one over x_s, with `anchor` in the place of x_t (Eqs. 1, 6)."""
         mean = weighted_sum(self.clean_weight, posterior.mean, self.noisy_weight, anchor)
         return Gaussian(mean, posterior.covariance.affine(self.clean_weight.square(), self.variance))
 
@@ -60,7 +60,7 @@ class ForwardProcess:
             raise ValueError(f"eta = {self.eta} is outside [0, 1]; 1 is DDPM's forward process, 0 is DDIM's")
 
     def diffuse(self, x_0: Tensor, t: Time, noise: Tensor) -> Tensor:
-        """Draw x_t given x_0 (B, *D) by standard normal noise of the same shape."""
+        """Make x_t from x_0 (B, *D) and standard normal noise of the same shape."""
         for name, value in (("x_0", x_0), ("noise", noise)):
             if not isinstance(value, Tensor):
                 raise ValueError(
@@ -127,7 +127,10 @@ def _remembered_levels(schedule: Schedule, t: float) -> tuple[float, float]:
 
 
 def first_step_variance(schedule: Schedule) -> Tensor:
-    """beta-tilde(1 | 2), the variance that the paper gives to the last step when scoring, (); real times / 1000."""
+    """beta-tilde(1 | 2), (): the variance that the paper gives to the last step when scoring.
+
+    1 and 2 count steps of the full process. For real times a step is a thousandth of the final time.
+    """
     unit = schedule.small_step
     if 2 * unit > schedule.final_time:
         raise ValueError("beta-tilde(1|2) needs a schedule of at least 2 steps, but this one has 1")

@@ -1,7 +1,7 @@
-"""The paper's methods by the names of its rows: which forward process, which covariance, which settings.
+"""All methods by name: the rows of the paper's tables, and others.
 
-`draw` runs any of them, reverse process or solver, and diffusers' own schedulers beside them, on the same network from
-the same noise.
+A name fixes the forward process, the covariance and the settings. `draw` runs any method on the same network from the
+same noise: a reverse process, a solver, or a diffusers scheduler.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from optcov.trajectory import Trajectory
 @final
 @dataclass(frozen=True)
 class Method:
-    """One row of the paper's tables.
+    """A method by its name, such as a row of the paper's tables.
 
-    A method either steps by a ReverseProcess (eta and covariance are set) or integrates the reverse SDE or ODE
-    (solver is set: a name in optcov.solvers, or "peer" for a scheduler of diffusers). noise_cap is the paper's y, which
-    a bundle may replace by that of its data set; hand-crafted covariances are sampled without it, as the paper's
-    baselines are. convention is that of a solver's steps (optcov.solvers): the paper ran score_sde's own code for its
-    rows, so they step as that does; dataclasses.replace(method, convention="exact") ends at the right time instead.
+    There are two kinds. The first kind steps by a ReverseProcess: eta and covariance are set. The second kind has its
+    own solver: solver is set, to a name in optcov.solvers or to "peer" for a diffusers scheduler.
+    noise_cap: the paper's y. A bundle may replace it by the value for its data set. Hand-crafted covariances have none,
+    like the paper's baselines.
+    convention: how a solver places its steps (optcov.solvers). The paper ran score_sde's own code for its solver rows,
+    so "score_sde" steps like that code. dataclasses.replace(method, convention="exact") ends at the right time instead.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Method:
 
     @property
     def discrete_name(self) -> str:
-        """The row of the same composition in discrete time."""
+        """The name of the same method in discrete time."""
         same = (
             m.name
             for m in METHODS.values()
@@ -162,7 +163,7 @@ NEAREST = 3  # how many names answer one that is unknown
 
 
 def find_method(name: str) -> Method:
-    """Look a method up by the name of its row, or a peer by its own; upper and lower case are the same."""
+    """Look a method up by its name; upper and lower case are the same."""
     if not isinstance(name, str):
         raise ValueError(f"method = {name!r:.80} is not a name of METHODS; pass one such as {DEFAULT_METHOD!r}")
     for known, method in {**METHODS, **FEW_STEP_METHODS, **PEER_METHODS}.items():
@@ -172,7 +173,7 @@ def find_method(name: str) -> Method:
 
 
 def unknown_method(name: str, known: Sequence[str]) -> ValueError:
-    """What to raise for a name that is none of the known ones: the methods of a covariance, or the nearest names."""
+    """The error for an unknown name. It lists the methods of that covariance, or the nearest names."""
     rows = [row for row, method in METHODS.items() if row in known and method.covariance == name.strip().lower()]
     near = rows[:NEAREST] or _nearest(name, known)
     if not near:
@@ -219,11 +220,13 @@ def draw(
 ) -> SolverResult:
     """Draw the images with the given indices by any method, in `steps` network evaluations each.
 
-    process: the method's reverse process, if it is at hand or needs numbers per time. step_noise: what a multistep
-    sampler draws with; Matched 2M needs it (optcov.solvers.match_noise). trajectory: its times; even ones
-    by default. condition: what else the network takes by name, each a tensor with one entry per image. noise_cap: the
-    paper's y (Method.noise_cap holds its default). Gotta Go Fast chooses its own steps and
-    takes relative_tolerance instead.
+    process: the method's reverse process. Pass it if it needs numbers per time, or if you have built it already.
+    step_noise: the noise of a multistep sampler. Matched 2M needs it (optcov.solvers.match_noise).
+    trajectory: the times to visit. By default even times, or Karras times for Bridge 2M. Other solvers choose their
+    own.
+    condition: further inputs of the network by name, each a tensor with one entry per image.
+    noise_cap: the paper's y; None for no cap. Method.noise_cap holds the paper's value.
+    relative_tolerance: for Gotta Go Fast, which chooses its own steps and ignores `steps`.
 
     >>> from optcov import oracle
     >>> schedule, data = Schedule.linear(), oracle.GaussianMixture([1.0], [[0.0, 0.0]], [0.25])

@@ -1,7 +1,7 @@
 """Standard normal noise that depends on (seed, image, stream) alone.
 
-Not on the batch size, the number of processes or a restart: each image has a generator of its own. It is drawn on the
-CPU, so that it is also the same on every device.
+It does not depend on the batch size, the number of processes or a restart, because each image has its own generator. It
+is drawn on the CPU, so that it is the same on every device.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ StepNoise = Callable[[float, float], Tensor]  # of the step from t to s, (B, *D)
 
 
 def image_seed(seed: int, image: int, stream: int) -> int:
-    """Number the generator of one image, in 32 bits: torch's CPU generator takes no more of a seed.
+    """The 32-bit seed of an image's generator. torch's CPU generator uses only 32 bits of a seed.
 
-    Hashing all three into 32 bits would give two of 50,000 images the same noise in one run of four. Within a stream
-    this is one-to-one in the image, for 2^32 images.
+    If all three were hashed into 32 bits, one run of 50,000 images in four would give two images the same noise. This
+    seed is one-to-one in the image within a stream, for 2^32 images.
     """
     return _stream_seed(seed, stream) ^ _scrambled(image & 0xFFFFFFFF)
 
@@ -44,7 +44,7 @@ def batch_noise(
 
 
 def image_numbers(indices: Sequence[int] | None, count: int) -> Sequence[int]:
-    """The number of each image of a batch, 0..count-1 unless told."""
+    """The number of each image of a batch; by default 0..count-1."""
     if indices is None:
         return range(count)
     if len(check_image_numbers(indices)) != count:
@@ -61,7 +61,7 @@ def check_image_numbers(indices: Any) -> Sequence[int]:
 
 @final
 class NoiseSource:
-    """Noise of the steps of a batch, numbered from 1: that of (seed, image, number), or what the caller supplies."""
+    """Noise of the steps of a batch, numbered from 1: by (seed, image, number), or supplied by the caller."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class NoiseSource:
         return noise
 
     def drawn(self, number: int, rows: Sequence[int] | None = None) -> Tensor:
-        """Noise by number for some rows of the batch, by default all of them: (len(rows), *D)."""
+        """Noise of a step number for some rows of the batch, by default all: (len(rows), *D)."""
         images = self._indices if rows is None else [self._indices[row] for row in rows]
         return batch_noise(self._seed, images, number, self._shape[1:], self._dtype).to(self._device)
 

@@ -1,12 +1,13 @@
 """Gaussian mixtures as data: every moment that a perfect network would know, in closed form.
 
-For component j with covariance S and C = alpha_bar S + beta_bar I, given x_t (D = x_t - sqrt(alpha_bar) m):
+For component j with mean m and covariance S, let C = alpha_bar S + beta_bar I and D = x_t - sqrt(alpha_bar) m. Given
+x_t:
 
     E[eps]   = sqrt(beta_bar) C^-1 D              Cov[eps] = alpha_bar S C^-1
     E[x_0]   = m + sqrt(alpha_bar) S C^-1 D       Cov[x_0] = beta_bar S C^-1
 
-and the components are weighted by their responsibilities for x_t. S C^-1 is computed by eigenvalues, so that no
-difference of nearly equal matrices occurs; a component covariance may be singular, or zero.
+The components are weighted by their probabilities given x_t. S C^-1 is computed by eigenvalues, so that no nearly equal
+matrices are subtracted. The covariance of a component may be singular, or zero.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ def _numbers(name: str, values: Any) -> Tensor:
 class GaussianMixture:
     """A data distribution sum_j weights_j N(means_j, covariances_j) in d dimensions.
 
-    weights: (J,), positive, scaled to sum to 1. means: (J, d). covariances: (J, d, d), or (J, d) for diagonal ones, or
-    (J,) for isotropic ones. Points x_t are (B, d), or (B, *D) with d entries each.
+    weights: (J,), positive; they are scaled to sum to 1.
+    means: (J, d).
+    covariances: (J, d, d), or (J, d) if diagonal, or (J,) if isotropic.
+    labels: the class of each component, (J,), whole numbers 0..C-1. With labels, every moment can be conditioned on the
+    class of each point, `class_labels` (B,). C is the empty class: it says nothing. class_labels=None means the empty
+    class for all.
 
-    labels: the class of each component, (J,), whole numbers 0..C-1. Then every moment can be asked given the class of
-    each point, `class_labels` (B,); C is the empty class, which says nothing. None means the empty class for all.
+    Points x_t are (B, d), or (B, *D) with d entries each.
 
     >>> data = GaussianMixture([0.5, 0.5], [[-1.0, 0.0], [1.0, 0.0]], [0.1, 0.2])
     >>> data.noise_moments(torch.zeros(3, 2), Schedule.linear(), 500).mean.shape
@@ -100,16 +104,16 @@ class GaussianMixture:
 
     @property
     def classes(self) -> int:
-        """C, which is also the number of the empty class; 0 without labels."""
+        """C: the number of classes, and the label of the empty class. 0 without labels."""
         return 0 if self.labels is None else int(self.labels.max()) + 1
 
     def of_class(self, label: int) -> GaussianMixture:
-        """The data of one class alone."""
+        """The distribution of one class alone."""
         inside = torch.isfinite(self._log_weights(torch.tensor([label]))[0])
         return GaussianMixture(self.weights[inside], self.means[inside], self.covariances[inside])
 
     def class_log_probabilities(self, x_t: Tensor, schedule: Schedule, t: Time) -> Tensor:
-        """log p(class | x_t), (B, C); at t = 0 given data itself."""
+        """log p(class | x_t), (B, C). At t = 0, x_t is data."""
         if self.labels is None:
             raise ValueError("this mixture has no classes; pass labels, one per component")
         joint = self._log_joint(x_t, *self._levels(schedule, t, len(x_t)))
@@ -124,13 +128,13 @@ class GaussianMixture:
         return self.means[component] + (roots[component] @ noise.unsqueeze(-1)).squeeze(-1)
 
     def sample_labelled(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Draw data points with their classes, (count, d), float64, and (count,)."""
+        """Draw data points, (count, d), float64, and their classes, (count,)."""
         if self.labels is None:
             raise ValueError("this mixture has no classes; pass labels, one per component")
         return self.sample(count, seed), self.labels[self._drawn_components(count, seed)[0]]
 
     def log_density(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Tensor:
-        """log q(x_t) in nats, (B,); at t = 0 that of the data."""
+        """log q(x_t) in nats, (B,). At t = 0 it is the density of the data."""
         return self._log_joint(x_t, *self._levels(schedule, t, len(x_t)), class_labels).logsumexp(-1)
 
     def responsibilities(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Tensor:
@@ -169,7 +173,7 @@ class GaussianMixture:
         )
 
     def velocity_moments(self, x_t: Tensor, schedule: Schedule, t: Time, class_labels: Tensor | None = None) -> Moments:
-        """Mean and covariance given x_t of the velocity (see optcov.prediction), also where no signal is left."""
+        """Mean and covariance of the velocity given x_t (see optcov.prediction), also where no signal is left."""
         clean = self.clean_moments(x_t, schedule, t, class_labels)
         a, b = (level.expand(len(x_t)) for level in schedule.levels(t))
         power = a.square() + b.square()
@@ -182,14 +186,16 @@ class GaussianMixture:
     def network(
         self, schedule: Schedule, error: NoiseError | Tensor | float | None = None, prediction_type: str = "epsilon"
     ) -> Network:
-        """A network with perfect heads, whose mean is perfect but for a chosen error added to the noise.
+        """A network with perfect heads. Its mean is perfect, except for a chosen error that is added to the noise.
 
-        error: a number, a tensor that broadcasts to x_t, or a function of (x_t, t). The NPR heads know the error
-        (they predict E[(eps - eps_hat)^2]); the SN heads do not depend on it, and the OCM head is that of a perfect
-        mean. The range head is the optimum of Improved DDPM's loss, which scores single steps of the full process
-        (`Schedule.small_step`). If the mixture has labels, the network needs the condition `class_labels`, (B,).
-        prediction_type: what it returns, see optcov.prediction. Others than epsilon work where no signal is left; then
-        the heads are in velocity units, and so is the error.
+        error: a number, a tensor that broadcasts to x_t, or a function of (x_t, t). The NPR heads include the error,
+        because they estimate E[(eps - eps_hat)^2]. The SN heads do not depend on it. The OCM head is that of a perfect
+        mean. The range head minimises Improved DDPM's loss, which scores single steps of the full process
+        (`Schedule.small_step`).
+        prediction_type: what the network returns, see optcov.prediction. All types except "epsilon" work where no
+        signal is left. For them, the heads and the error are in velocity units.
+
+        If the mixture has labels, the network needs the condition `class_labels`, (B,).
         """
         noisy = check_kind(prediction_type) == "epsilon"
 

@@ -1,7 +1,8 @@
-"""What a network says of x_t: the clean data x0_hat and the noise eps_hat, each when asked, and what its heads add.
+"""The prediction of a network at x_t: clean data x0_hat, noise eps_hat, and the outputs of its heads.
 
-With x_t = a x_0 + b eps (a^2 = alpha_bar, b^2 = beta_bar), every kind of output is linear in (x_0, eps), and so are
-x0_hat and eps_hat in (x_t, output). Only "epsilon" divides by a: the others work where no signal is left.
+With x_t = a x_0 + b eps (a^2 = alpha_bar, b^2 = beta_bar), every kind of output is linear in (x_0, eps). So x0_hat and
+eps_hat are linear in (x_t, output). They are computed when asked for. Only "epsilon" divides by a; the others work
+where no signal is left.
 
     kind             output                              x0_hat
     epsilon          eps                                 (x_t - b out) / a
@@ -9,9 +10,9 @@ x0_hat and eps_hat in (x_t, output). Only "epsilon" divides by a: the others wor
     v_prediction     (a eps - b x_0) / sqrt(a^2 + b^2)   (a x_t - b sqrt(a^2 + b^2) out) / (a^2 + b^2)
     flow_prediction  eps - x_0                           (x_t - b out) / (a + b)
 
-A head estimates a second moment of a quantity given x_t, in a unit. The unit is the quantity: "noise" is eps, as in the
-paper; "velocity" is the output of v_prediction, of order 1 at every noise level. Since x_0 is linear in either, a
-variance in the unit becomes one of x_0 by a factor.
+A head estimates the second moment of a quantity given x_t. The unit of the head names this quantity: "noise" is eps, as
+in the paper; "velocity" is the output of v_prediction, which is of order 1 at every noise level. x_0 is linear in both.
+So a factor turns a variance in either unit into a variance of x_0.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class _Heads(dict[str, Tensor]):
 @final
 @dataclass(frozen=True)
 class NoisePrediction:
-    """What a plain function may return as a network: the noise it predicts in x_t, and heads in noise units.
+    """The return value of a plain function as network: the predicted noise in x_t, and heads in noise units.
 
-    Known heads: "sn" estimates E[eps^2 | x_t], "npr" estimates E[(eps - eps_hat)^2 | x_t], "range" is the v of
-    Improved DDPM in [-1, 1]; each has the shape of the noise. "sn_full" and "npr_full" are their matrix forms over
+    Known heads: "sn" estimates E[eps^2 | x_t], "npr" estimates E[(eps - eps_hat)^2 | x_t], and "range" is the v of
+    Improved DDPM in [-1, 1]. Each has the shape of the noise. "sn_full" and "npr_full" are the matrix forms over
     flattened pixels, (B, d, d).
     """
 
@@ -78,14 +79,14 @@ class NoisePrediction:
                 )
 
     def head(self, name: str) -> Tensor:
-        """The output of a head; the error lists the heads there are."""
+        """The output of a head; the error lists the known heads."""
         return self.heads[name]
 
 
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """A network's answer at x_t; coefficients are float64, () or (B,)."""
+    """A network's prediction at x_t. Its coefficients are float64, () or (B,)."""
 
     x_t: Tensor  # (B, *D)
     t: float | Tensor
@@ -100,7 +101,7 @@ class Prediction:
 
     @staticmethod
     def of(answer: object, x_t: Tensor, t: float | Tensor, signal: Tensor, spread: Tensor) -> Prediction:
-        """Take what a network returned for x_t at t; half precision is lifted."""
+        """Make a prediction from what a network returned for x_t at t. Half precision becomes float32."""
         units: Mapping[str, str] = {}
         excesses: frozenset[str] = frozenset()
         unguided: Tensor | None = None
@@ -130,7 +131,7 @@ class Prediction:
 
     @property
     def of_heads(self) -> Prediction:
-        """The prediction that the heads belong to: itself, but for guidance."""
+        """The prediction that the heads belong to: itself, except with guidance."""
         if self.unguided is None:
             return self
         output = self.unguided.float() if self.unguided.dtype.itemsize < 4 else self.unguided
@@ -138,7 +139,7 @@ class Prediction:
 
     @cached_property
     def clean(self) -> Tensor:
-        """x0_hat, (B, *D), as the network says it: not clipped."""
+        """x0_hat, (B, *D), not clipped."""
         if self.kind == "sample":
             return self.output
         if self.kind != "epsilon":
@@ -160,32 +161,32 @@ class Prediction:
         return weighted_sum(of_x, self.x_t, of_output, self.output)
 
     def combined(self, of_clean: Tensor, of_noise: Tensor) -> Tensor:
-        """of_clean x0_hat + of_noise eps_hat, (B, *D), without a detour over the one that is not the output."""
+        """of_clean x0_hat + of_noise eps_hat, (B, *D), computed directly from the network's output."""
         if self.kind != "epsilon" or bool((self.signal == 0).any()):
             return weighted_sum(of_clean, self.clean, of_noise, self.noise)
         of_x = of_clean / self.signal
         return weighted_sum(of_x, self.x_t, of_noise - of_x * self.spread, self.output)
 
     def factor(self, unit: str) -> Tensor:
-        """What turns a variance in a unit into one of x_0, () or (B,): (d x_0 / d unit)^2 at fixed x_t."""
+        """The factor from a variance in this unit to a variance of x_0, () or (B,): (d x_0 / d unit)^2 at fixed x_t."""
         if unit == "noise":
             return (self.spread / self.signal).square()
         power = self.signal.square() + self.spread.square()
         return self.spread.square() / power
 
     def in_unit(self, unit: str, clean: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """The quantity of a unit, (B, *D): as predicted, or made of clean data and noise at hand."""
+        """The quantity of a unit, (B, *D): as predicted, or from given clean data and noise."""
         noise = self.noise if noise is None else noise
         if unit == "noise":
             return noise
         return velocity(self.clean if clean is None else clean, noise, self.signal, self.spread)
 
     def head(self, name: str) -> Tensor:
-        """The output of a head in its unit; the error lists the heads there are."""
+        """The output of a head in its unit; the error lists the known heads."""
         return self.heads[name]
 
     def head_in_clean_units(self, head: str) -> Tensor:
-        """A head's second moment as one of x_0, (B, *D)."""
+        """A head's second moment, converted to one of x_0, (B, *D)."""
         value = self.heads[head]
         factor = self.factor(self.units.get(head, "noise"))
         return (per_sample(factor, value) if factor.ndim else factor) * value
@@ -193,11 +194,14 @@ class Prediction:
     def with_heads(
         self, heads: Mapping[str, Tensor], units: Mapping[str, str] | None = None, excesses: Iterable[str] = ()
     ) -> Prediction:
-        """The same with heads, each in its unit; excesses: those that are less the squared prediction."""
+        """The same prediction with heads, each in its unit.
+
+        excesses: the heads that estimate the second moment minus the squared prediction.
+        """
         return replace(self, heads=_Heads(heads), units=units or {}, excesses=frozenset(excesses))
 
     def bad_samples(self) -> Tensor:
-        """Mark samples with a NaN or infinity in the output or in any head: (B,) booleans."""
+        """Mark samples with NaN or infinity in the output or in any head: (B,) booleans."""
         # a float64 sum of float32 numbers is finite if and only if they all are; one pass instead of two
         total = self.output.flatten(1).sum(1, dtype=torch.float64)
         for head in self.heads.values():
@@ -205,7 +209,7 @@ class Prediction:
         return ~total.isfinite()
 
     def require_finite(self) -> Prediction:
-        """The prediction itself; a ValueError that names time and samples, if there is NaN or infinity in it."""
+        """Return the prediction, or raise a ValueError that names time and samples if it has NaN or infinity."""
         bad = self.bad_samples()
         if not bool(bad.any()):
             return self
@@ -218,16 +222,16 @@ class Prediction:
         )
 
     def detach(self) -> Prediction:
-        """The same without gradient."""
+        """The same prediction without gradient."""
         return replace(self, output=self.output.detach())
 
     def without_graph(self) -> Prediction:
-        """The same, with x_t and the heads without gradient, too."""
+        """The same prediction; x_t and the heads have no gradient either."""
         heads = _Heads({name: value.detach() for name, value in self.heads.items()})
         return replace(self, x_t=self.x_t.detach(), output=self.output.detach(), heads=heads)
 
     def double(self) -> Prediction:
-        """The same in float64, for likelihoods."""
+        """The same prediction in float64, for likelihoods."""
         heads = _Heads({name: value.double() for name, value in self.heads.items()})
         return replace(self, x_t=self.x_t.double(), output=self.output.double(), heads=heads)
 
@@ -239,7 +243,7 @@ def velocity(clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Te
 
 
 def output_of(kind: str, clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor:
-    """What a perfect network of a kind would return for clean data and noise, (B, *D)."""
+    """The output of a perfect network of this kind for clean data and noise, (B, *D)."""
     if kind == "epsilon":
         return noise
     if kind == "sample":
@@ -248,7 +252,10 @@ def output_of(kind: str, clean: Tensor, noise: Tensor, signal: Tensor, spread: T
 
 
 def check_condition(condition: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
-    """A condition as keyword arguments of a network, or a ValueError: each is a tensor with one entry per image."""
+    """Return a condition as keyword arguments of a network, or raise a ValueError.
+
+    Each is a tensor with one entry per image.
+    """
     if condition is None:
         return {}
     if not isinstance(condition, Mapping) or not all(isinstance(name, str) for name in condition):
@@ -266,10 +273,10 @@ def check_condition(condition: Mapping[str, Tensor] | None, count: int) -> dict[
 
 
 class Source(Protocol):
-    """Where clean data comes from; `optcov.data.ImageSet` is one.
+    """A source of clean data; `optcov.data.ImageSet` is one.
 
-    A source may also have `condition(index) -> {name: tensor}`, what a network is told about the data besides; see
-    `optcov.fitting.Conditioned`.
+    A source may also have `condition(index) -> {name: tensor}`, the further inputs of a network for these data points;
+    see `optcov.fitting.Conditioned`.
     """
 
     def __len__(self) -> int: ...
@@ -280,7 +287,7 @@ class Source(Protocol):
 
 
 def condition_of(source: object, index: Tensor) -> dict[str, Tensor]:
-    """What a source of data tells a network about the data at the index: its own `condition(index)`, or nothing."""
+    """The condition of data points: the source's own `condition(index)`, or nothing."""
     offered = getattr(source, "condition", None)
     return check_condition(offered(index), len(index)) if callable(offered) else {}
 

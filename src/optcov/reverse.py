@@ -1,8 +1,8 @@
 """The reverse step p(x_s | x_t): a Gaussian made of the network's prediction and the bridge (Eqs. 1, 6).
 
-prediction = network(x_t, t, **condition)           one pass: x0_hat, eps_hat, what the heads say
+prediction = network(x_t, t, **condition)           one pass: x0_hat, eps_hat, and the heads' outputs
 posterior  = covariance.posterior(prediction)       Gaussian over x_0
-anchor     = x_t                                    or the point that a clipped x_0 and raw noise explain
+anchor     = x_t                                    or the x_t rebuilt from a clipped x_0 and the raw noise
 step       = bridge(t, s).apply(posterior, anchor)  Gaussian over x_s: gamma mean + kappa anchor, lam2 I + gamma^2 v
 """
 
@@ -35,7 +35,7 @@ class Step:
     x_s: Tensor  # (B, *D)
 
     def log_prob(self) -> Tensor:
-        """Log-density of x_s in nats, (B,); also at eta = 0, where a positive v makes it well defined."""
+        """Log-density of x_s in nats, (B,). It exists at eta = 0, too, if v is positive."""
         return self.gaussian.log_prob(self.x_s)
 
 
@@ -43,17 +43,21 @@ class Step:
 class ReverseProcess:
     """A network, a forward process and a covariance, which together give the reverse step.
 
-    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" | "npr" | "ocm" | "range" | "spectral" |
-    "npr_correlated" | "sn_correlated", the matrix forms "sn_full" | "npr_full", or a covariance object. "analytic"
-    takes mean_square_noise, "npr_isotropic" takes mean_square_residual: a tensor of length N + 1, or a callable of t.
-    "spectral", "npr_correlated" and "sn_correlated" take a spectrum: a callable of t that gives powers (*D), or a
-    Spectrum. "ocm" reads a head, or with ocm_probes=8 probes the network's Jacobian so often at every step.
+    covariance: a name or a covariance object. Names: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" | "sn" |
+    "npr" | "ocm" | "range" | "spectral" | "npr_correlated" | "sn_correlated", and the matrix forms "sn_full" |
+    "npr_full".
+    mean_square_noise, mean_square_residual: numbers per time, which "analytic" and "npr_isotropic" need. Each is a
+    tensor of length N + 1, or a callable of t.
+    spectrum: needed by "spectral", "npr_correlated" and "sn_correlated". It is a Spectrum, or a callable of t that
+    gives powers (*D).
+    ocm_probes: probe the network's Jacobian this many times at every step for "ocm", instead of reading a head.
 
-    data_range: x0_hat is clipped to it, and v to [0, (half its width)^2]. None: neither, only v >= 0 holds.
-    clip_mean=False bounds v all the same, but clips x0_hat in the last step only.
+    data_range: x0_hat is clipped to this range, and v to [0, (half its width)^2]. None clips nothing, except that v
+    stays at least 0.
+    clip_mean: False clips x0_hat in the last step only. v is bounded either way.
 
-    use_clipped_model_output: True derives the noise again from the clipped x0_hat, False keeps the predicted noise
-    beside the clipped x0_hat, as the paper's DDIM rows do. None means eta == 1.
+    use_clipped_model_output: True computes the noise again from the clipped x0_hat. False keeps the predicted noise
+    beside the clipped x0_hat, as the paper's DDIM rows do. None means True if eta = 1, else False.
 
     >>> import torch
     >>> from optcov import Schedule, oracle
@@ -104,7 +108,10 @@ class ReverseProcess:
         self.keeps_raw_noise = data_range is not None and clip_mean and not self.use_clipped_model_output
 
     def for_images(self, seed: int, indices: Sequence[int]) -> ReverseProcess:
-        """The process for images by number, for a covariance that draws something itself; the same counts of clamps."""
+        """The process for images with these numbers, for a covariance that draws random probes.
+
+        Both processes share their counts of clipped variances.
+        """
         network = self.covariance.asking(self.given_network, self.forward, seed, indices)
         if network is self.given_network:
             return self
@@ -114,11 +121,11 @@ class ReverseProcess:
 
     @property
     def data_range(self) -> tuple[float, float] | None:
-        """Where data lies, or None."""
+        """The range of the data, or None."""
         return self.bounds.data_range
 
     def step(self, x_t: Tensor, t: Time, s: Time, **condition: Tensor) -> Gaussian:
-        """Gaussian over x_s given x_t (B, *D), 0 <= s < t."""
+        """Gaussian over x_s given x_t (B, *D), for 0 <= s < t."""
         bridge, (signal, spread) = self.forward.bridge(t, s), self.forward.levels(t)
         if not isinstance(x_t, Tensor) or x_t.ndim < 2 or not x_t.is_floating_point():
             raise _not_points(x_t, bridge.variance)
@@ -134,7 +141,7 @@ class ReverseProcess:
         return self.posterior_from(self.predict(x_t, t, **condition).require_finite())
 
     def predict(self, x_t: Tensor, t: Time, **condition: Tensor) -> Prediction:
-        """Ask the network about x_t (B, *D), without looking at the values it returns."""
+        """Ask the network about x_t (B, *D), without checking its values."""
         signal, spread = self.forward.levels(t)
         if not isinstance(x_t, Tensor) or x_t.ndim < 2 or not x_t.is_floating_point():
             raise _not_points(x_t, signal)
@@ -145,13 +152,13 @@ class ReverseProcess:
         return Prediction.of(self.network(x_t, t, **condition), x_t, t, signal, spread)
 
     def posterior_from(self, prediction: Prediction) -> Gaussian:
-        """Build the Gaussian over x_0 from a prediction at hand."""
+        """Build the Gaussian over x_0 from an existing prediction."""
         if not self.covariance.has_posterior:
             self.covariance.second_moment(prediction)  # which says why there is none
         return self.covariance.posterior(prediction, self.bounds)
 
     def step_from(self, prediction: Prediction, s: Time, posterior: Gaussian | None = None) -> Gaussian:
-        """Build the Gaussian over x_s from a prediction at hand, and its posterior if that is at hand, too."""
+        """Build the Gaussian over x_s from an existing prediction, and from its posterior if you have it."""
         return self._step(prediction, self.forward.bridge(prediction.t, s), s, posterior)
 
     def _step(self, prediction: Prediction, bridge: Bridge, s: Time, posterior: Gaussian | None = None) -> Gaussian:

@@ -1,7 +1,7 @@
 """Draw from a reverse process along a trajectory: x_s ~ p(x_s | x_t), from the last time down to 0.
 
-As the paper samples: the last step shows its mean, and the step that lands on tau_1 has its standard deviation capped
-so that it moves no pixel by more than y 8-bit levels on average (Appendix F). Both are arguments.
+Two details follow the paper (Appendix F), and both are arguments. The last step returns its mean. The step that lands
+on tau_1 has its standard deviation capped, so that it moves a pixel by at most y 8-bit levels on average.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ def sample(
 ) -> Tensor:
     """Draw x_0 of the given shape (B, *D).
 
-    start: x at the last time, instead of drawing it. noise: callable (t, s) -> (B, *D), instead of drawing it.
-    condition: what else the network takes by name, each a tensor with one entry per image. indices: the number of each
-    image, (B,); with the seed they determine its noise, whatever the batch. noise_cap: y in 8-bit levels. last_step:
-    "mean" | "draw". differentiable: keep the graph, for gradients through the sampler.
+    start: x at the last time; by default it is drawn.
+    noise: a callable (t, s) -> (B, *D); by default the noise is drawn.
+    condition: further inputs of the network by name, each a tensor with one entry per image.
+    indices: the number of each image, (B,). The noise of an image depends on its number and the seed, not on the batch.
+    noise_cap: the paper's y, in 8-bit levels; None for no cap.
+    last_step: "mean" returns the mean of the last step, "draw" draws from it.
+    differentiable: keep the graph, for gradients through the sampler.
 
     >>> from optcov import ForwardProcess, Schedule, oracle
     >>> schedule = Schedule.linear()
@@ -115,8 +118,9 @@ def generate(
 ) -> Iterator[Batch]:
     """Draw many images batch by batch.
 
-    images: how many, or the numbers of those wanted, so that an interrupted run goes on with what is missing and
-    several processes take a share each: image i is the same in all of them. condition: one entry per image wanted.
+    images: how many to draw, or the numbers of the images to draw. With numbers, an interrupted run can draw what is
+    missing, and several processes can share the work: image i is always the same.
+    condition: further inputs of the network by name, with one entry for each image to draw.
     options: those of `sample`, such as noise_cap.
     """
     wanted = range(check_whole("images", images, 0)) if isinstance(images, int | Real) else images
@@ -152,12 +156,12 @@ def variance_cap(process: ReverseProcess, noise_cap: float | None) -> float | No
 
 
 def capped(step: Gaussian, cap: float | None) -> Gaussian:
-    """Hold the variances of a step to the cap, if there is one."""
+    """Limit the variances of a step to the cap, if there is one."""
     return step if cap is None else Gaussian(step.mean, step.covariance.clamped(cap)[0])
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """Return a device that tensors can be put on, or raise a ValueError that names it."""
+    """Return a device that can hold tensors, or raise a ValueError that names it."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -1,6 +1,6 @@
-"""Files that are whole or absent: atomic writes, locks, and reading that fails with the file's name.
+"""Files that are complete or absent: atomic writes, locks, and reading errors that name the file.
 
-Everything the package writes goes through here: to a temporary name beside the target, flushed to disk, then renamed.
+The package writes all its files here. It writes to a temporary name beside the target, flushes to disk, then renames.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
 
 
 class StorageError(ValueError):
-    """A file cannot be read or written; the message names it and says why."""
+    """A file cannot be read or written. The message names it and says why."""
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only when the block ends without an error."""
+    """Open a file that appears under its name only if the block ends without an error."""
     path = Path(path)
     with _writing(path):
         descriptor, name = _temporary(path)
@@ -68,7 +68,7 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before what it is to hold has taken its time."""
+    """Refuse a file that cannot be written, before long work."""
     path = Path(path)
     if path.is_dir():
         raise StorageError(f"cannot write {path}: it is a directory")
@@ -85,10 +85,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write several files, each at once or not at all; they get their names when all of them are on disk.
+    """Write several files, each completely or not at all. They get their names when all of them are on disk.
 
-    They are flushed side by side, which file systems join to a few writes of their journal, and their names at once:
-    of many small files each takes a tenth of the time that it would take alone.
+    They are flushed in parallel, and renamed together. File systems join this to a few writes of their journal. For
+    many small files, each takes a tenth of the time that it would take alone.
     """
     permissions = 0o666 & ~current_umask()  # asked for here: the question changes it for the whole process
     temporary: list[str] = []  # as they are made: an interrupt may come at any moment
@@ -128,14 +128,14 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file and flush it to disk. A crash in the middle leaves a line without its end."""
+    """Add a line to a file and flush it to disk. A crash in the middle leaves an incomplete last line."""
     with _writing(path), Path(path).open("a", encoding="utf-8") as stream:
         stream.write(line + "\n")
         _flush(stream)
 
 
 def parse_json(text: str) -> Any:
-    """JSON without whole numbers that no float could hold; a ValueError says what is wrong."""
+    """Parse JSON. Whole numbers beyond the range of a float are refused; a ValueError says what is wrong."""
     return json.loads(text, parse_int=_whole_number)
 
 
@@ -148,7 +148,7 @@ def _whole_number(text: str) -> int:
 
 @contextmanager
 def reading(path: Path, error_type: Callable[[str], Exception] = StorageError) -> Iterator[None]:
-    """Let errors of the system name the file that is read."""
+    """Make errors of the operating system name the file that is read."""
     try:
         yield
     except OSError as error:
@@ -156,7 +156,7 @@ def reading(path: Path, error_type: Callable[[str], Exception] = StorageError) -
 
 
 def require_small(path: Path, most: int, error_type: Callable[[str], Exception] = StorageError) -> None:
-    """Refuse a file of more bytes than what it should hold ever has."""
+    """Refuse a file with more bytes than such a file can have."""
     with reading(path, error_type):
         size = path.stat().st_size
     if size > most:
@@ -221,7 +221,10 @@ def _refuse_devices(path: Path) -> None:
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Hold a directory for one process; a second one is refused at once. Ends with the process, also a killed one."""
+    """Hold a directory for one process; a second process is refused at once.
+
+    The lock ends with the process, even if it is killed.
+    """
     with claim(Path(directory) / ".lock") as held:
         if not held:
             raise StorageError(f"{directory} is in use by another process; wait for it, or choose another directory")
@@ -230,7 +233,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 def remove_leftovers(directory: Path, patterns: Sequence[str]) -> None:
-    """Remove temporary files that killed runs were writing, in a directory that we hold."""
+    """Remove temporary files of killed runs from a directory that this process holds."""
     for pattern in patterns:
         for path in directory.glob(pattern):
             if _TEMPORARY.fullmatch(path.name) and path.is_file():
@@ -239,9 +242,9 @@ def remove_leftovers(directory: Path, patterns: Sequence[str]) -> None:
 
 @contextmanager
 def claim(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Try to hold a lock file: yields whether this process got it. Ends with the process, also a killed one.
+    """Try to hold a lock file, and yield whether it succeeded. The lock ends with the process, even if it is killed.
 
-    wait: until whoever holds it lets go.
+    wait: wait until another process releases it.
     """
     path = Path(path)
     # thread_local: a run may be drained in one thread and closed in another
@@ -261,7 +264,7 @@ def claim(path: Path, wait: bool = False) -> Iterator[bool]:
 
 
 def current_umask() -> int:
-    """The permissions that new files are denied."""
+    """The permissions that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,6 +1,6 @@
 """A trajectory: the times 1 <= tau_1 < ... < tau_K that a short reverse process visits (Appendix D).
 
-Even and quadratic ones by exact arithmetic; optimal ones by dynamic programming over a table of costs.
+Even and quadratic trajectories use exact arithmetic. Optimal ones come from dynamic programming over a table of costs.
 """
 
 from __future__ import annotations
@@ -51,17 +51,20 @@ class Trajectory:
         return len(self.times)
 
     def descending(self) -> Iterator[tuple[float, float]]:
-        """Steps (t, s) from the last time down to 0."""
+        """The steps (t, s), from the last time down to 0."""
         yield from zip(reversed(self.times), (*reversed(self.times[:-1]), 0), strict=True)
 
     def cost(self, costs: np.ndarray[Any, Any]) -> float:
-        """Sum of costs[s, t] over the steps; for whole times, which are the places in the table."""
+        """Sum of costs[s, t] over the steps. The times must be whole, because they index the table."""
         if any(not is_whole(t) for t in self.times):
             raise ValueError(f"times such as {self.times[0]} are no places in a table; use the positions on its grid")
         return float(sum(costs[int(s), int(t)] for t, s in self.descending()))
 
     def diffusers_timesteps(self, schedule: Schedule) -> list[int]:
-        """The times as diffusers' schedulers take them: descending, counted from 0, those of the full process alone."""
+        """The times as diffusers' schedulers take them: descending and counted from 0.
+
+        Each must be a time of the full process.
+        """
         steps = [schedule.number(t) for t in self.times]
         off = [t for t, n in zip(self.times, steps, strict=True) if abs(n - round(n)) > 1e-6]
         if off:
@@ -72,13 +75,19 @@ class Trajectory:
 
     @staticmethod
     def even(schedule: Schedule, K: int) -> Trajectory:
-        """K times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even; real times the same / 1000."""
+        """K times from 1 to N: round(1 + i (N - 1) / (K - 1)), half to even.
+
+        For real times N = 1000, and each result is multiplied by final_time / N.
+        """
         N, K = _check_length(schedule, K)
         return Trajectory(schedule.grid(round(1 + Fraction(i * (N - 1), K - 1)) for i in range(K)))
 
     @staticmethod
     def quadratic(schedule: Schedule, K: int) -> Trajectory:
-        """K times from 1 to N, denser near 0: round(1 + (N - 1) (i / (K - 1))^2), moved up by one where they repeat."""
+        """K times from 1 to N, denser near 0: round(1 + (N - 1) (i / (K - 1))^2).
+
+        Repeated times are moved up by one. Real times are scaled as in `even`.
+        """
         N, K = _check_length(schedule, K)
         times = _distinct([round(1 + (N - 1) * Fraction(i, K - 1) ** 2) for i in range(K)], N)
         return Trajectory(schedule.grid(times))
@@ -91,11 +100,13 @@ class Trajectory:
         first_sigma: float | None = None,
         last_sigma: float | None = None,
     ) -> Trajectory:
-        """K times whose noise-to-signal ratio sigma is even in sigma^(1 / rho) between the first and the last time.
+        """K times whose noise-to-signal ratio sigma is even in sigma^(1 / rho).
 
-        Those of EDM (Karras et al. 2022, Eq. 5); rho = 7 is theirs. first_sigma, last_sigma: sigma of the first and of
-        the last time; by default those of the schedule. Discrete times are rounded, and moved up by one where they
-        repeat. Where no signal is left sigma is infinite: the last time is kept, and the one before it takes its place.
+        These are the times of EDM (Karras et al. 2022, Eq. 5), which uses rho = 7.
+        first_sigma, last_sigma: sigma at the first and at the last time; by default those of the schedule.
+
+        Discrete times are rounded, and repeated ones are moved up by one. If no signal is left at the last time, sigma
+        is infinite there. Then the last time is kept, and the formula uses sigma of the time before it.
         """
         check_schedule(schedule)
         most = schedule.grid_size if schedule.discrete else MOST_TIMES
@@ -122,7 +133,10 @@ class Trajectory:
 
     @staticmethod
     def optimal(costs: np.ndarray[Any, Any], K: int) -> Trajectory:
-        """The K times with the least total cost; costs[s, t] is (N + 1, N + 1), used where s < t; infinite forbids."""
+        """The K times with the least total cost.
+
+        costs[s, t], (N + 1, N + 1), is used where s < t. An infinite cost forbids a step.
+        """
         found = Trajectory.optimal_all(costs, K)
         if K not in found:
             raise ValueError(
@@ -135,8 +149,8 @@ class Trajectory:
     def optimal_all(costs: np.ndarray[Any, Any], K_max: int) -> dict[int, Trajectory]:
         """The best trajectory of every length 1..K_max, from one dynamic program of K_max rows.
 
-        Among equally good ones it takes, from the end backwards, the longest step. Lengths at which every trajectory
-        takes a forbidden step (of infinite cost) are left out.
+        Among equally good trajectories it takes the longest step, from the end backwards. A length is left out if all
+        its trajectories contain a forbidden step (of infinite cost).
         """
         costs, K_max = _check_costs(costs, K_max), int(K_max)
         best_previous, totals = _best_previous_times(costs, K_max)
@@ -223,7 +237,7 @@ def _distinct(times: list[int], N: int) -> list[int]:
 
 
 def sigma_of(schedule: Schedule, t: float) -> float:
-    """The noise-to-signal ratio of a time."""
+    """The noise-to-signal ratio at a time."""
     return math.exp(-float(schedule.log_snr(t)) / 2)
 
 

@@ -307,3 +307,9 @@ def test_a_pipeline_keeps_its_callback_and_its_own_sigmas(family: Family) -> Non
     assert seen == [0, 1, 2]
     assert bool(torch.as_tensor(found).isfinite().all())
     assert len(pipeline.scheduler.timesteps) == 3
+
+
+@pytest.mark.parametrize("family", ["dit"], indirect=True)
+def test_clipping_is_refused_for_latents(family: Family) -> None:
+    with pytest.raises(ValueError, match="clip_mean = False is for images; latents have no range"):
+        optcov.attach(family.pipeline(), family.bundle, "NPR-DDIM", clip_mean=False)

@@ -44,7 +44,7 @@ from optcov.trajectory import KINDS, Trajectory
 @final
 @dataclass(frozen=True, repr=False)
 class Bundle:
-    """What is saved and loaded. Changes make a new bundle: with_heads, with_numbers, with_schedule, ..."""
+    """What is saved and loaded. Methods such as with_heads or with_schedule return a changed copy."""
 
     network: HeadedNetwork  # (x_t, t, **condition) -> Prediction, t in times of `schedule`
     image_shape: tuple[int, ...]  # (C, H, W)
@@ -84,7 +84,7 @@ class Bundle:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule in use; the network's own unless `with_schedule` chose another."""
+        """The schedule in use: the network's own, unless `with_schedule` chose another."""
         return self.network.schedule
 
     @property
@@ -94,40 +94,40 @@ class Bundle:
 
     @property
     def device(self) -> torch.device:
-        """Where its network is; the CPU for a function without weights."""
+        """The device of the network; the CPU for a function without weights."""
         return next(self.unet.parameters(), torch.empty(0)).device
 
     @property
     def heads(self) -> dict[str, Head]:
-        """Heads by name."""
+        """The heads by name."""
         return dict(self.network.heads.items())  # type: ignore[arg-type]
 
     def encode(self, images: Tensor) -> Tensor:
-        """Latents (n, c, h, w) of images in [-1, 1], (n, C, H, W): the modes of what its encoder says, scaled."""
+        """Encode images (n, C, H, W) in [-1, 1] to scaled latents (n, c, h, w), by the encoder's mode."""
         return self._codec().encode(images)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images in [-1, 1] of latents (n, c, h, w)."""
+        """Decode latents (n, c, h, w) to images in [-1, 1]."""
         return self._codec().decode(latents)
 
     def as_images(self, x_0: Tensor) -> Tensor:
-        """What was drawn as images: decoded, if it is latents."""
+        """Return samples as images: latents are decoded, images stay as they are."""
         return x_0 if self.decoder is None else self.decode(x_0)
 
     def decoder_identity(self) -> dict[str, Any]:
-        """What images depend on besides what was drawn, as entries of an identity: nothing, unless it is latents."""
+        """The decoder's entry of an identity; empty for a bundle without a decoder."""
         return {} if self.decoder is None else {"decoder": self._codec().identity()}
 
     @property
     def picture_shape(self) -> tuple[int, ...]:
-        """(C, H, W) of one image: that of `image_shape`, or what latents of this shape are decoded to."""
+        """(C, H, W) of one image; for latents, of the decoded image."""
         if self.decoder is None:
             return tuple(self.image_shape)
         codec, (_, *sides) = self._codec(), self.image_shape
         return (codec.colours, *(codec.factor * side for side in sides))
 
     def as_latents(self, data: DataSet) -> DataSet:
-        """8-bit images as latents, if the network is one of those; all other data as it is."""
+        """Encode 8-bit images, if the network takes latents; other data stays as it is."""
         if self.decoder is None or not isinstance(data, ImageSet):
             return data
         codec = self._codec()
@@ -135,7 +135,7 @@ class Bundle:
         return TensorSet(torch.cat(parts), data.labels, data.name, data.captions)
 
     def data_of(self, images: Any, split: str) -> DataSet:
-        """Images that a user gives, a tensor, a set or a path, as the network takes them."""
+        """Open images as the network takes them; they may be a tensor, a set or a path."""
         found = load_images(images, split) if isinstance(images, str | Path) else as_set(images)
         return fitted_to(self.as_latents(found), self.image_shape, self.name)
 
@@ -146,18 +146,21 @@ class Bundle:
 
     @property
     def empty_condition(self) -> dict[str, Tensor]:
-        """What stands for no condition, each (1, ...): used by guidance, and where no condition is given."""
+        """The condition that stands for no condition, each entry (1, ...).
+
+        Guidance uses it, and so does a call without a condition.
+        """
         return self.network.empty_condition
 
     @property
     def class_numbers(self) -> list[int]:
-        """The labels of the classes, without the empty one; none for a network that takes no labels."""
+        """The labels of the classes, without the empty one; an empty list for a network without classes."""
         empty = self.empty_condition.get(LABELS)
         entries = 0 if self.classes is None else self.classes + (empty is not None)
         return [label for label in range(entries) if empty is None or label != int(empty)]
 
     def told_labels(self, labels: Tensor, whose: str) -> dict[str, Tensor]:
-        """Labels (B,) that came with data as a condition; each must be one of the classes, and not the empty one."""
+        """Turn the labels (B,) of data into a condition; each must be one of the classes, but not the empty one."""
         known = self.class_numbers
         strange = ~torch.isin(labels.cpu(), torch.tensor(known))
         if bool(strange.any()):
@@ -168,13 +171,14 @@ class Bundle:
         return {LABELS: labels}
 
     def check_told(self, condition: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
-        """A condition for `count` images, or a ValueError; see optcov.bundle.conditions."""
+        """Return a checked condition for `count` images, or raise a ValueError; see optcov.bundle.conditions."""
         return check_told(condition, count, self.name, self.classes, self.empty_condition, self.unet)
 
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
-        """What its numbers depend on, by name: see optcov.identity. heads: those that matter, by default all.
+        """Everything that its results depend on, by name; see optcov.identity.
 
-        Its name, its history and its stored trajectories change no number of its own.
+        heads: the heads to include, by default all. The bundle's name, history and stored trajectories are left out,
+        because they change no result.
         """
         numbers = None if self.numbers is None else known_by(digest_tensors(self.numbers.tensors()))
         spectra = {} if self.spectra is None else {"spectra": known_by(digest_tensors(self.spectra.tensors()))}
@@ -189,7 +193,7 @@ class Bundle:
         }
 
     def on_its_own_schedule(self) -> Bundle:
-        """The bundle at the times that its network was trained on."""
+        """Return the bundle on the schedule that its network was trained on."""
         return replace(self, network=self.network.on_its_own_schedule())
 
     def digest(self) -> str:
@@ -197,14 +201,15 @@ class Bundle:
         return digest(self.identity())
 
     def with_schedule(self, schedule: str | Mapping[str, Any] | Schedule) -> Bundle:
-        """Use the same network at times of another schedule, e.g. "linear", by matching alpha-bar."""
+        """Use the same network at times of another schedule, e.g. "linear". Times are matched by their log-SNR."""
         return replace(self, network=self.network.with_schedule(build_schedule(schedule)))
 
     def with_heads(self, heads: Mapping[str, Head], fitted_on: str) -> Bundle:
-        """Add heads, or replace those of the same name; fitted_on is the fingerprint of the weights they belong to.
+        """Add heads, or replace heads of the same name.
 
-        Optimal trajectories of methods with a new head go: they were found with the old one. So do correlations that
-        belong to the variances of a head that is replaced.
+        fitted_on: the fingerprint of the weights that the heads were fitted on. Optimal trajectories of methods that
+        use these heads are removed, because the old heads chose them. Correlations that belong to a replaced head are
+        removed, too.
         """
         for name in heads:
             check_backbone(check_head_name(name), fitted_on, self.fingerprint)
@@ -214,13 +219,13 @@ class Bundle:
         return replace(self, network=network, trajectories=kept, spectra=spectra)
 
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> Bundle:
-        """Say what stands for no condition, each (1, ...); heads and numbers stay as they are."""
+        """Set the condition that stands for no condition, each entry (1, ...). Heads and numbers stay."""
         check_empty(empty_condition, self.unet)
         network = self.network.with_empty_condition({name: value.detach() for name, value in empty_condition.items()})
         return replace(self, network=network, classes=classes_of(self.unet, empty_condition))
 
     def with_empty_class(self, label: int) -> Bundle:
-        """Say which entry of the network's table of classes stands for no class."""
+        """Set which entry of the network's class table stands for no class."""
         entries = class_entries(self.unet)
         if entries is None:
             raise BundleError(f"{self.name} knows no classes, so that none of them can be the empty one")
@@ -231,19 +236,19 @@ class Bundle:
         return self.with_empty_condition({LABELS: torch.tensor([int(label)])})
 
     def with_numbers(self, numbers: NumbersPerTime) -> Bundle:
-        """Set the numbers per time; optimal trajectories of methods that use such numbers go."""
+        """Set the numbers per time. Optimal trajectories of methods that use them are removed."""
         self.network.native_schedule.check_times(numbers.times)
         kept = self._trajectories_without(lambda kind: kind.number is not None)
         return replace(self, numbers=numbers, trajectories=kept)
 
     def with_spectra(self, spectra: Spectra) -> Bundle:
-        """Set the spectra; optimal trajectories of methods that use such go."""
+        """Set the spectra. Optimal trajectories of methods that use them are removed."""
         spectra.check_fits(self.image_shape, self.network.native_schedule)
         kept = self._trajectories_without(lambda kind: kind.spectrum is not None)
         return replace(self, spectra=spectra, trajectories=kept)
 
     def with_trajectories(self, method: str, trajectories: Sequence[Trajectory]) -> Bundle:
-        """Add optimal trajectories of a method on the schedule in use; those of the same length go."""
+        """Add optimal trajectories of a method on the schedule in use. They replace stored ones of the same length."""
         row = find_method(method)
         if row.covariance is None:
             raise BundleError(f"{row.name} has no covariance, so that no trajectory is optimal for it")
@@ -255,11 +260,13 @@ class Bundle:
     def with_matched_noise(
         self, images: Any, steps: int = 10, *, trajectory: Trajectory | None = None, **options: Any
     ) -> Bundle:
-        """Measure what Matched 2M needs to draw in `steps` steps on the schedule in use, and keep it.
+        """Measure the noise of Matched 2M for `steps` steps on the schedule in use, and keep it.
 
-        images: some hundred training images or more, (n, C, H, W) in [-1, 1] or uint8 or a path. trajectory: its times;
-        Karras ones whose last step starts at a noise-to-signal ratio of 1 / steps by default. options: those of
-        optcov.solvers.match_noise, such as eta, samples (start noises, 512), seed, condition, progress.
+        images: a few hundred training images or more, (n, C, H, W) in [-1, 1] or uint8, or a path.
+        trajectory: the times to visit. By default Karras times; their last step starts at the noise-to-signal ratio 1 /
+        steps.
+        options: those of optcov.solvers.match_noise, such as eta, samples (the number of start noises, 512), seed,
+        condition or progress; and guidance.
 
         >>> import optcov
         >>> from optcov.bundle import test_images
@@ -274,17 +281,18 @@ class Bundle:
         return replace(self, matched=matched_noises.with_entry(self.matched, new))
 
     def matched_noise(self, steps: int) -> MatchedNoise:
-        """What Matched 2M draws with in `steps` steps on the schedule in use."""
+        """The stored noise of Matched 2M for `steps` steps on the schedule in use."""
         return matched_noises.find(self.matched, self.schedule, steps, self.name)
 
     def with_provenance(self, **sections: Any) -> Bundle:
-        """Add sections to the history, or replace those of the same name; plain JSON values."""
+        """Add sections of plain JSON values to the history, or replace sections of the same name."""
         return replace(self, provenance=MappingProxyType({**self.provenance, **sections}))
 
     def with_float16_weights(self) -> Bundle:
-        """Round the noise predictor's weights to float16, so that it is stored in half the space.
+        """Round the noise predictor's weights to float16, so that it takes half the space on disk.
 
-        Heads and numbers belong to the weights as they are; fit and measure them afterwards.
+        Do this before fitting heads and measuring numbers, because those belong to the weights that they were fitted
+        on.
         """
         measured = (self.numbers, self.spectra, self.matched or None)
         if len(self.network.heads) or any(part is not None for part in measured):
@@ -300,13 +308,13 @@ class Bundle:
         return replace(self, network=network, fingerprint="")
 
     def per_time(self, name: str) -> Callable[[Time], Tensor]:
-        """mean_square_noise or mean_square_residual as a function of the schedule's times, float64."""
+        """mean_square_noise or mean_square_residual as a function of the times of the schedule in use, float64."""
         if self.numbers is None:
             raise BundleError(f"{self.name} has no numbers per time; measure them (optcov fit does, on the way)")
         return self.numbers.function(name, self.network.native_schedule, self.schedule)
 
     def spectrum(self, name: str) -> Spectrum:
-        """The spectrum "residual", or the correlation of a head, as a function of the schedule's times."""
+        """The spectrum "residual", or the correlation of a head, as a function of the times of the schedule in use."""
         if self.spectra is None:
             raise BundleError(
                 f"{self.name} has no spectra of its residuals; fit it again without measure_images = 0 "
@@ -319,8 +327,9 @@ class Bundle:
     ) -> ReverseProcess:
         """Compose a method of METHODS with this network; options go to ReverseProcess.
 
-        all_heads: whether the network computes all its heads, or that of the covariance alone, as a sampler needs it.
-        guidance: how far the mean moves from that without a condition; 1 leaves it as the network says it.
+        all_heads: True computes all heads of the network. False computes only the head of the covariance, which is
+        enough for a sampler.
+        guidance: the weight of classifier-free guidance. 1 means none: the prediction is the network's own.
         """
         row = method if isinstance(method, Method) else find_method(method)
         forward = row.forward(self.schedule)
@@ -340,7 +349,7 @@ class Bundle:
         return ReverseProcess(self.guided(network, guidance), forward, **options)
 
     def guided(self, network: HeadedNetwork, guidance: float) -> Network:
-        """A network of this bundle with guidance; itself if that is 1, so that it costs no second evaluation."""
+        """Add guidance to a network of this bundle. With guidance 1 the network is returned as it is."""
         if check_guidance(guidance) == 1:
             return network
         if not self.empty_condition:
@@ -366,14 +375,21 @@ class Bundle:
         work: str | Path | None = None,
         **options: Any,
     ) -> Tensor:
-        """Draw n images by a method of METHODS: x_0, (n, C, H, W), on the CPU.
+        """Draw n images: x_0, (n, C, H, W), on the CPU.
 
-        method: by default Bridge 2M, which needs no head, and is meant for about ten steps; others need more.
-        condition: what else the network takes by name, each a tensor with one entry per image; none is the empty
-        condition. labels: classes instead, one for all images or one each. guidance: how far the mean moves from that
-        without a condition, 1 for not at all. decode: give the images of latents, in [-1, 1]. work: a directory for
-        what is drawn, from which the same call goes on. Image i depends on (seed, i) and its condition alone, not on n
-        or batch_size. options: those of `Sampler`, such as trajectory="optimal" with method="NPR-DDPM".
+        method: a name from METHODS, "Bridge 2M", "Matched 2M" or a diffusers scheduler; `optcov sample --help` lists
+        them all. The default is Bridge 2M, which needs no head. It is made for about ten steps; other methods need
+        more.
+        condition: further inputs of the network by name, each a tensor with one entry per image. Without one, the
+        network gets the empty condition.
+        labels: the classes to draw, one for all images or one for each; a short form of condition.
+        guidance: the weight of classifier-free guidance. 0 ignores the condition, 1 uses it without guidance, larger
+        weights strengthen it.
+        decode: decode latents, and return images in [-1, 1].
+        work: a directory that keeps the images drawn so far. The same call with the same directory resumes.
+        options: those of `Sampler`, such as trajectory="optimal" with method="NPR-DDPM".
+
+        Image i depends on (seed, i) and its condition alone, not on n or batch_size.
 
         >>> import optcov
         >>> optcov.load("fashion").sample(2, steps=3, progress=False).shape
@@ -385,12 +401,15 @@ class Bundle:
         return draw_many(self, n, condition, batch_size, progress, decode=decode, work=work, **options)
 
     def bits_per_dim(self, images: Any, steps: Sequence[int] | int = (10, 25), **options: Any) -> Likelihoods:
-        """Bound the bits/dim of images, (n, C, H, W) in [-1, 1] or uint8 or a path, for every covariance at even times.
+        """Bound the bits/dim of images for every covariance, at even times.
 
-        methods: those to score, such as ["NPR-DDPM"], by default all that the bundle can do. Other options: seed,
-        last_variance ("paper" | "own"), cdf, condition or labels, batch_size, progress; work, a directory from which
-        the same call goes on. Labels that come with images are told to a network with classes. The result prints as a
-        table, plots, and is data: `result.of("npr", 10).mean`.
+        images: (n, C, H, W) in [-1, 1] or uint8, or a path. A network with classes is given the labels that come with
+        the images.
+        methods: the methods to score, such as ["NPR-DDPM"]; by default all that the bundle can do.
+        options: seed, last_variance ("paper" | "own"), cdf, condition or labels, batch_size, progress, and work. work
+        is a directory; the same call with it resumes.
+
+        The result prints as a table, plots, and gives numbers: `result.of("npr", 10).mean`.
 
         >>> import optcov
         >>> from optcov.bundle import test_images
@@ -403,12 +422,12 @@ class Bundle:
         return score_tensor(self, images, steps, **options)
 
     def class_log_probabilities(self, images: Any, steps: int = 10, **options: Any) -> Tensor:
-        """log p(class given image) by the bound of each class, every class being as likely: float64 (B, classes).
+        """log p(class given image) from the bound of each class, with equal priors: float64 (B, classes).
 
-        images: (n, C, H, W) in [-1, 1] or uint8, or a path. Columns are in the order of `class_numbers`; all classes
-        see the same noise. Costs steps times classes evaluations per image. options: method, by default A-DDPM, which
-        tells classes apart better than tighter bounds do (docs/how-to/classes-and-guidance.md); seed, batch_size,
-        progress.
+        images: (n, C, H, W) in [-1, 1] or uint8, or a path. Columns are in the order of `class_numbers`. All classes
+        see the same noise. The cost is steps times classes evaluations per image.
+        options: method, seed, batch_size, progress. The default method is A-DDPM, if the bundle has numbers per time.
+        It tells classes apart better than methods with tighter bounds (docs/how-to/classes-and-guidance.md).
         """
         from optcov.bundle.classifying import class_log_probabilities
 
@@ -424,10 +443,11 @@ class Bundle:
         ocm_probes: int | None = None,
         **condition: Tensor,
     ) -> Gaussian:
-        """The Gaussian over x_0 given x_t (B, C, H, W) at a time of `schedule`: mean, and variance per pixel.
+        """The Gaussian over x_0 given x_t (B, C, H, W) at a time t of `schedule`: its mean, and a variance per pixel.
 
-        labels: classes, one for all images or one each; other conditions by the names that the network has for them.
-        ocm_probes: for the covariance "ocm", so many probes of the Jacobian instead of a fitted head.
+        labels: the classes, one for all images or one for each.
+        condition: other conditions, by the names that the network has for them.
+        ocm_probes: for the covariance "ocm", use this many probes of the Jacobian instead of a fitted head.
 
         >>> import optcov, torch
         >>> known = optcov.load("fashion").posterior(torch.zeros(1, 1, 28, 28), 0.5)
@@ -443,14 +463,17 @@ class Bundle:
             return self.reverse_process(row, all_heads=False, ocm_probes=ocm_probes).posterior(x_t, t, **told)
 
     def noise_cap(self, method: str) -> float | None:
-        """The y that a method is sampled with: the bundle's own, or else the paper's; none without a data range."""
+        """The paper's y for a method: the bundle's own value, or else the paper's; None for data without a range."""
         row = find_method(method)
         if self.data_range is None:  # latents have no 8-bit levels
             return None
         return self.noise_caps.get(row.name, row.noise_cap)
 
     def trajectory(self, K: int, kind: str = "even", method: str = "NPR-DDPM") -> Trajectory:
-        """K times of the schedule: "even", "quadratic", "karras", or "optimal" for a method, if it was stored."""
+        """K times of the schedule.
+
+        kind: "even", "quadratic", "karras", or "optimal". "optimal" needs a stored trajectory of the method.
+        """
         if kind == "optimal":
             return find_trajectory(self.trajectories, self.schedule, find_method(method).name, K)
         if not isinstance(kind, str) or kind not in KINDS:
@@ -459,15 +482,15 @@ class Bundle:
 
     @staticmethod
     def check_target(directory: str | Path) -> None:
-        """Raise the error that `save` to this directory would, before hours of work go into what is to be saved."""
+        """Raise the error that `save` to this directory would raise. Call it before hours of work."""
         saving.check_target(directory)
 
     def check_loadable(self) -> None:
-        """Raise the error that loading the saved bundle would: to be asked before long work, and before writing."""
+        """Raise the error that loading the saved bundle would raise. Call it before long work, and before writing."""
         saving.check_loadable(self)
 
     def save(self, directory: str | Path) -> None:
-        """Write the bundle as a directory, whole or not at all, also in the place of an older bundle."""
+        """Write the bundle as a directory, completely or not at all. An older bundle there is replaced."""
         saving.save(self, directory)
 
     def _trajectories_without(self, gone: Callable[[type[Covariance]], bool]) -> tuple[StoredTrajectory, ...]:

@@ -1,4 +1,4 @@
-"""The class of an image, by the bound that each class gives it."""
+"""The class of an image, from the bound for each class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def class_log_probabilities(
     batch_size: int = 64,
     progress: bool = True,
 ) -> Tensor:
-    """`Bundle.class_log_probabilities`: float64 (B, classes), columns in the order of `bundle.class_numbers`."""
+    """`Bundle.class_log_probabilities`: float64 (B, classes), with columns in the order of `bundle.class_numbers`."""
     for name, value, least in (("steps", steps, 2), ("batch_size", batch_size, 1), ("seed", seed, None)):
         check_whole(name, value, least)
     if bundle.classes is None:

@@ -1,4 +1,4 @@
-"""Load a bundle by name or directory, or make one of a foreign model. Strict: errors name the file and the reason."""
+"""Load a bundle by name or directory, or make one from a foreign model. Errors name the file and the reason."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ def load(
 ) -> Bundle:
     """Load a bundle by the name of an embedded model, or by its directory.
 
-    schedule: use the network at times of this schedule instead of its own, e.g. "linear" or "cosine". network: the
-    module or function of your own that the bundle was fitted on, which it does not hold.
+    schedule: use the network at times of this schedule instead of its own, e.g. "linear" or "cosine".
+    network: your own module or function that the bundle was fitted on. Pass it if the bundle does not hold its network.
     """
     bundle = _load(find_bundle(source), network)
     return bundle if schedule is None else bundle.with_schedule(schedule)
 
 
 def embedded_models() -> dict[str, Path]:
-    """Directories of the models that come with the package, by name."""
+    """The directories of the models that come with the package, by name."""
     models = _models()
     found = sorted(models.iterdir()) if models.is_dir() else []
     return {path.name: path for path in found if (path / CONFIG).is_file()}
 
 
 def test_images(name: str) -> Tensor:
-    """Held-out images that come with an embedded model and its later versions, in [-1, 1], float32 (n, C, H, W)."""
+    """Held-out images of an embedded model, float32 (n, C, H, W) in [-1, 1]. Later versions of a model share them."""
     return test_set(name).x_0()
 
 
 def test_set(name: str) -> ImageSet:
-    """The same as a set, with labels."""
+    """The images of `test_images` as a set, with labels."""
     path = _models() / f"{re.sub('-[0-9]+$', '', name)}-images" / "test.npz"
     if not _NAME.fullmatch(name) or not path.is_file():
         raise BundleError(f"no test images come with {name[:200]!r}; pass images of your own (--data)")
@@ -82,7 +82,7 @@ def test_set(name: str) -> ImageSet:
 
 
 def find_bundle(source: str | Path) -> Path:
-    """Resolve a name or directory to a directory; write ./NAME for a directory that has a model's name."""
+    """Resolve a name or a path to a directory. Write ./NAME for a directory that has the name of a model."""
     embedded = embedded_models()
     if isinstance(source, str) and _NAME.fullmatch(source) and source in embedded:
         return embedded[source]
@@ -155,7 +155,7 @@ def _given(directory: Path, config: BundleConfig, given: Callable[..., Any] | No
 
 
 def bundle_of(model: ImportedModel) -> Bundle:
-    """Everything that the foreign files said, and the paper's settings for them."""
+    """Make a bundle of an imported model, with everything that its files say."""
     left_out = {"left_out": list(model.left_out)} if model.left_out else {}
     if model.image_shape is None:
         raise BundleError(f"{model.source} does not tell the shape of its data; fit it, and the data tells")

@@ -1,7 +1,7 @@
 """Numbers per time: Gamma_t of Analytic-DPM (Eq. 8) and the mean square residual of its corrected form.
 
-They are measured at some times of the network's own schedule. A network knows noise by its level alone, so in
-between, and on other schedules, they are interpolated linearly in the log-SNR.
+They are measured at some times of the network's own schedule. The network knows a time only by its noise level. So
+between the measured times, and on other schedules, they are interpolated linearly in the log-SNR.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IN_VELOCITY = {"mean_square_noise": "velocity_variance", "mean_square_residual":
 @final
 @dataclass(frozen=True)
 class NumbersPerTime:
-    """Averages over images, noise and pixels at some times, with their standard errors."""
+    """Averages over images, noise and pixels at some times, with standard errors."""
 
     times: Tensor  # of the network's own schedule, ascending, without 0, float64 (T,)
     mean_square_noise: Tensor  # Gamma_t = E mean(eps_hat^2), float64 (T,)
@@ -48,7 +48,7 @@ class NumbersPerTime:
             raise BundleError("times of the numbers per time must ascend, and start above 0")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything there is, by name."""
+        """All fields that are not None, by name."""
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: values for name, values in named.items() if values is not None}
 
@@ -62,9 +62,10 @@ class NumbersPerTime:
         return NumbersPerTime(**dict(tensors))
 
     def function(self, name: str, native: Schedule, schedule: Schedule) -> Callable[[Time], Tensor]:
-        """The numbers of a name as a function of the schedule's times, () or (B,) to () or (B,), float64.
+        """The numbers of this name as a function of the schedule's times: () or (B,), float64.
 
-        native: the schedule that `times` belong to. Beyond the measured noise levels the nearest one counts.
+        native: the schedule that `times` belong to. Outside the measured noise levels, the nearest measured number is
+        used.
         """
         if name not in self.tensors():
             raise BundleError(f"there is no {name} per time; measure it (optcov fit does, on the way)")

@@ -1,4 +1,4 @@
-"""Images of a bundle by any method: everything that determines them, put together once, then drawn by number."""
+"""A sampler draws the images of a bundle by number, by any method."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from optcov.trajectory import Trajectory
 
 @final
 class Sampler:
-    """A bundle, a method and an effort; image i is the same whatever images are drawn with it.
+    """A bundle, a method and its settings. Image number i is always the same, whatever else is drawn with it.
 
-    trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods that step along one. Bridge 2M has
-    times of its own; it takes a Trajectory in their place.
-    noise_cap: the paper's y in 8-bit levels; None takes the bundle's, 0 none. tolerance: of Gotta Go Fast, which takes
-    its own steps.
-    condition: what else the network takes by name, each a tensor whose entry i belongs to image number i. guidance: how
-    far the mean moves from that without a condition; 1 for not at all.
-    ocm_probes: of OCM-DDPM and OCM-DDIM, so many probes of the Jacobian at each step in the place of a fitted head.
-    clip_mean, use_clipped_model_output: those of `ReverseProcess`; None clips as the paper does (docs/clipping.md).
+    trajectory: "even", "quadratic", "karras", "optimal" or a Trajectory, for methods with a covariance. Bridge 2M
+    chooses its own times, but also takes a Trajectory. Other methods choose their own times.
+    noise_cap: the paper's y, in 8-bit levels. None takes the bundle's value; 0 means no cap.
+    tolerance: for Gotta Go Fast, which chooses its own steps.
+    condition: further inputs of the network by name, each a tensor whose entry i belongs to image number i.
+    guidance: the weight of classifier-free guidance; 1 means none.
+    ocm_probes: for OCM-DDPM and OCM-DDIM, probe the Jacobian this many times at each step instead of using a fitted
+    head.
+    clip_mean, use_clipped_model_output: as in `ReverseProcess`. None clips as the paper does (docs/clipping.md).
 
     >>> from optcov import bundle
     >>> sampler = Sampler(bundle.load("fashion"), "SN-DDIM", 2)
@@ -142,12 +143,12 @@ class Sampler:
 
     @property
     def title(self) -> str:
-        """Method and effort, for display."""
+        """The method and its number of steps or tolerance, for display."""
         effort = f"tolerance {self.tolerance:g}" if self.adaptive else f"{self.steps} steps"
         return f"{self.method.name}, {effort}" + ("" if self.guidance == 1 else f", guidance {self.guidance:g}")
 
     def settings(self) -> dict[str, Any]:
-        """What determines the images, as plain JSON values."""
+        """Everything that determines the images, as plain JSON values."""
         kind = Covariance.registry.get(self.method.covariance or "")
         needs_numbers = kind is not None and kind.number is not None
         needs_spectra = kind is not None and kind.spectrum is not None
@@ -200,7 +201,7 @@ class Sampler:
         return drawn if self.guidance == 1 else replace(drawn, evaluations=2 * drawn.evaluations)
 
     def condition_of(self, indices: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-        """What the network is told about the images with these numbers."""
+        """The condition of the images with these numbers."""
         for name, value in self.condition.items():
             if len(indices) and not 0 <= min(indices) <= max(indices) < len(value):
                 raise ValueError(
@@ -224,7 +225,7 @@ def draw_many(
     work: str | Path | None = None,
     **options: Any,
 ) -> Tensor:
-    """`Bundle.sample`: n images batch by batch, on the CPU; those that the work directory holds are not drawn again."""
+    """`Bundle.sample`: draw n images in batches, on the CPU. Images in the work directory are not drawn again."""
     if decode and bundle.decoder is None:
         raise ValueError(f"{bundle.name} has no decoder: what it draws is what it is; leave decode out")
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
@@ -271,7 +272,7 @@ def _clipping(clip_mean: bool | None, use_clipped_model_output: bool | None) -> 
 
 
 def at_times_of(bundle: Bundle, method: Method) -> Bundle:
-    """Put a network of real times on its grid of 1,000 times for diffusers' schedulers, which know no other."""
+    """Move a bundle with real times to a grid of 1,000 times, if the method is a diffusers scheduler."""
     if method.solver == "peer" and not bundle.schedule.discrete:
         return bundle.with_schedule(bundle.schedule.on_grid())
     return bundle

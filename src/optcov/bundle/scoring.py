@@ -1,4 +1,4 @@
-"""Images scored by a bundle: bits/dim, and the times that make them least."""
+"""Scores of images by a bundle: bits/dim, and the times with the lowest bits/dim."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from optcov.trajectory import Trajectory
 @final
 @dataclass(frozen=True)
 class OptimalTimes:
-    """The best trajectory of every length for a method, with the costs that chose it."""
+    """The best trajectory of every length for a method, with the scores that chose it."""
 
     bundle: Bundle  # with the trajectories in it
     trajectories: Mapping[int, Trajectory]  # by length
@@ -50,10 +50,11 @@ def bits_per_dim(
     work: Path | None = None,
     **options: Any,
 ) -> Likelihoods:
-    """Bound the bits/dim of test images for every covariance and K at even times, and, with training images to choose
-    them by, at optimal ones.
+    """Bound the bits/dim of test images for every covariance and number of steps K.
 
-    repeats: with this many seeds, means and deviations over them. options: those of `sweep`.
+    The bound is taken at even times. With training images, it is also taken at the optimal times that they choose.
+    repeats: score with this many seeds, and give means and standard deviations over them.
+    options: those of `sweep`.
     """
     conventions = conventions or Conventions()
     runs, rates = [], {}
@@ -89,7 +90,7 @@ def score_tensor(
     work: str | Path | None = None,
     **conventions: Any,
 ) -> Likelihoods:
-    """`Bundle.bits_per_dim`: images in memory at even times, one sweep for each number of steps."""
+    """`Bundle.bits_per_dim`: score images at even times, with one sweep for each number of steps."""
     lengths = _lengths(steps)
     if check_guidance(guidance) != 1:
         raise ValueError(
@@ -133,7 +134,7 @@ def optimal_trajectories(
     work: Path | None = None,
     **options: Any,
 ) -> OptimalTimes:
-    """Find the times of every length that make the bound of a method least on training images."""
+    """Find the times with the lowest bound of a method on training images, for every number of steps."""
     covariance = covariance_of(method)
     chosen = replace(conventions or Conventions(), covariances=(covariance,), eta=1.0)
     with _held(work):
@@ -171,7 +172,7 @@ def _covariances_of(methods: Any) -> tuple[str, ...]:
 
 
 def covariance_of(method: str) -> str:
-    """The covariance of a method that has a bound."""
+    """The covariance of a method; a method without a finite bound is a ValueError."""
     row = find_method(method)
     if row.covariance is None or row.eta != 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Sweeps of a bundle over images: they price every step between the times, and go on after a stop."""
+"""Sweeps of a bundle over images. They give the cost of every step between two times, and resume if stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ Say = Callable[[str], None]  # what a long call tells on the way
 @final
 @dataclass(frozen=True)
 class Conventions:
-    """What a bound depends on besides the images. times: how many evenly spaced times are swept; 0 for all."""
+    """The settings that a bound depends on, besides the images.
+
+    times: sweep this many evenly spaced times; 0 means all.
+    """
 
     covariances: tuple[str, ...] | None = None  # by default all that the bundle can do
     times: int = 0
@@ -47,9 +50,9 @@ class Conventions:
 @final
 @dataclass(frozen=True)
 class Scored:
-    """Some images of a data set, the first `count` of it.
+    """The first `count` images of a data set.
 
-    labels: whether a network with classes is told the labels of the images, if they have some.
+    labels: whether a network with classes is given the labels of the images, if they have labels.
     """
 
     whole: DataSet
@@ -59,11 +62,11 @@ class Scored:
 
     @property
     def images(self) -> DataSet:
-        """Those that are scored."""
+        """The images that are scored."""
         return self.whole.select(slice(0, self.count))
 
     def condition(self, bundle: Bundle) -> dict[str, Tensor] | None:
-        """What the bundle's network is told about the images, if nothing else is given."""
+        """The condition from the images' labels, if no other is given."""
         labels = self.images.labels
         if not self.labels or labels is None:
             return None
@@ -72,7 +75,7 @@ class Scored:
         return bundle.told_labels(labels, self.whole.name)
 
     def told(self, bundle: Bundle, condition: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The condition that is given, or else that of the images, once it is checked."""
+        """The given condition, or else that of the images, after a check."""
         given = self.condition(bundle) if condition is None else condition
         return bundle.check_told(given, len(self.images))
 
@@ -93,10 +96,12 @@ def sweep(
     progress: bool = True,
     say: Say | None = None,
 ) -> CostTable:
-    """Price every step between the times, over the processes of Accelerate; with a work directory it is resumable.
+    """Compute the cost of every step between the times, in all processes of Accelerate.
 
-    numbers_from: whose numbers per time the analytic variances use; None: what the sweep measures on its own images.
-    lengths: numbers of steps that are wanted of the table; refused before the sweep if none fits.
+    work: a directory that keeps the state; the same call with it resumes.
+    numbers_from: where the analytic variances take their numbers per time from. None: the sweep measures them on its
+    own images.
+    lengths: the numbers of steps that will be asked of the table. If none fits, the sweep is refused before it starts.
     """
     state, images, schedule = this_process(), scored.images, bundle.schedule
     process = ReverseProcess(

@@ -1,4 +1,4 @@
-"""Import and export of whole checkpoints: file -> wrappers -> keys -> network, heads, schedule, settings."""
+"""Import and export of whole checkpoints: weights, heads, schedule and settings of the paper's networks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEADS = frozenset(key for family in FAMILIES for key in head_files.keys(family)
 @final
 @dataclass(frozen=True)
 class ImportedModel:
-    """A foreign model in our words."""
+    """A foreign model in the terms of this package."""
 
     unet: Any  # UNet2DModel or PaperUNet, eval mode; takes the network's own time argument
     schedule: Schedule  # the one it was trained on
@@ -53,7 +53,7 @@ class ImportedModel:
 
     @property
     def gamma_times(self) -> Tensor:
-        """Times of the schedule that `mean_square_noise` belongs to, float64 (T,)."""
+        """The times that `mean_square_noise` belongs to, float64 (T,)."""
         return self.schedule.full_grid().double()
 
 
@@ -69,9 +69,11 @@ def import_checkpoint(
 ) -> ImportedModel:
     """Import one of the paper's networks.
 
-    name: which one, if its keys fit two. head: "npr" or "sn", if the file holds a head too and its keys fit both.
-    npr, sn: further files with network and head together, of which the head is taken. gamma: the authors' Gamma_t.
-    image_size: height and width of the images, if no level of the network attends.
+    name: which network it is, if its keys fit two.
+    head: "npr" or "sn", if the file also holds a head and its keys fit both.
+    npr, sn: other files that hold network and head together; only the head is used.
+    gamma: the file with the authors' Gamma_t.
+    image_size: height and width of the images. Needed if no level of the network has attention.
     """
     path = Path(path)
     with naming(path):
@@ -106,7 +108,7 @@ def import_checkpoint(
 
 
 def read_state(path: Path) -> tuple[Family, dict[str, Tensor]]:
-    """The family and the state_dict of a file, without wrappers and without the family's constants."""
+    """The family and the state_dict of a file, without wrappers and without the constants of the family."""
     file = weights_file(path)
     state = unwrap(read_file(file), _CONSTANTS, _HEADS)
     check_size(state.values(), file.stat().st_size)
@@ -115,7 +117,7 @@ def read_state(path: Path) -> tuple[Family, dict[str, Tensor]]:
 
 
 def read_gamma(path: Path, schedule: Schedule) -> Tensor:
-    """The authors' Gamma_t = E mean(eps_hat^2) of Analytic-DPM, float64 at times 1..N (a file has 0 too)."""
+    """The authors' Gamma_t = E mean(eps_hat^2) of Analytic-DPM, float64 at times 1..N. The file also holds time 0."""
     with naming(path):
         content = read_file(path)
         steps = schedule.grid_size
@@ -132,7 +134,7 @@ def read_gamma(path: Path, schedule: Schedule) -> Tensor:
 
 
 def build_unet(family: Family, plan: Architecture, source: Source, image_size: int, trunk: State) -> Any:
-    """The PaperUNet that the keys describe, with the weights, in eval mode."""
+    """The PaperUNet that the keys describe, with its weights, in eval mode."""
     from optcov.networks.paper_unet import PaperUNet  # diffusers takes seconds to import
 
     config = unet_config(family, plan, image_size)
@@ -148,9 +150,9 @@ def build_unet(family: Family, plan: Architecture, source: Source, image_size: i
 
 
 def export_checkpoint(unet: Any, head: Head | None = None) -> dict[str, Tensor]:
-    """The state_dict of an imported network in its authors' layout, with one head or none.
+    """The state_dict of an imported network in the authors' layout, with one head or none.
 
-    unet and head may also come from a bundle: others can then use a head that was fitted here.
+    unet and head may also come from a bundle. So others can use a head that was fitted here.
     """
     family = _family_of(unet)
     state = {name: make() for name, make in family.constants.items()}

@@ -26,7 +26,7 @@ LOOK = (
 def command(
     out: Path = typer.Option(Path("out/demo.png"), help="Where to write the picture."),
     images: int = typer.Option(64, min=2, help="Test images scored for the table of bits/dim."),
-    mixture: bool = typer.Option(False, "--mixture", help="Points in the plane instead, where the network is perfect."),
+    mixture: bool = typer.Option(False, "--mixture", help="Use points in the plane, with a perfect network."),
     steps: int = typer.Option(10, min=2, help="Number of reverse steps of --mixture."),
     points: int = typer.Option(2000, min=2, help="Number of points of --mixture."),
     json: bool = typer.Option(False, "--json", help="Print the results as JSON."),

@@ -1,4 +1,4 @@
-"""`optcov fit`: heads and numbers per time for a noise predictor, as a bundle."""
+"""`optcov fit`: fit heads and numbers per time for a noise predictor, and save a bundle."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def command(
         min=0,
         help="Choose the best checkpoint of residual heads by this many samples. 0: take the last.",
     ),
-    score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
+    score_steps: int = typer.Option(50, help="Reverse steps of the samples for the score."),
     score_features: str = typer.Option(
-        "fashion", help="Their features: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
+        "fashion", help="Features for the score: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
     ),
-    times: int = typer.Option(100, min=0, help="Measure the statistics at this many timesteps. 0: at all."),
+    times: int = typer.Option(100, min=0, help="Measure the statistics at this many timesteps. 0: at all timesteps."),
     measure_images: int = typer.Option(
         96, min=0, help="Images measured at each timestep. 0: use those of the fit, and measure no spectra."
     ),

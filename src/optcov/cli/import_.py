@@ -1,4 +1,4 @@
-"""`optcov import`: a checkpoint of the paper or a model of diffusers, as a bundle."""
+"""`optcov import`: make a bundle from a checkpoint of the paper or a diffusers model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(
         "imagenet64, lsun-bedroom.",
     ),
     out: Path = typer.Option(..., help="Where to write the bundle."),
-    head: str | None = typer.Option(None, help="Which head the file holds beside the network: npr or sn."),
+    head: str | None = typer.Option(None, help="The head that the file holds besides the network: npr or sn."),
     npr: Path | None = typer.Option(None, help="Another file of the same network, with the NPR head."),
     sn: Path | None = typer.Option(None, help="Another file of the same network, with the SN head."),
     gamma: Path | None = typer.Option(None, help="The authors' Gamma file, for Analytic-DPM."),

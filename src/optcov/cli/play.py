@@ -1,4 +1,4 @@
-"""`optcov play`: a local page on a bundle."""
+"""`optcov play`: open a local page to play with a bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`optcov restore`: an image from a damaged one, with what is sure in it and what is a guess."""
+"""`optcov restore`: restore a damaged image, and show which parts are sure and which are a guess."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(
     method: str | None = typer.Option(
         None, help="A method such as NPR-DDPM (default) or CNPR-DDPM; or DPS, PiGDM, DiffPIR.", show_default=False
     ),
-    truth: Path | None = typer.Option(None, help="The undamaged image, to show beside and to compare with."),
+    truth: Path | None = typer.Option(None, help="The undamaged image, for comparison."),
     simulate: bool = typer.Option(False, "--simulate", help="IMAGE is undamaged: damage it, then restore it."),
     out: Path | None = typer.Option(None, callback=check_out, help="Directory for pictures; by default in out/."),
     way: str | None = typer.Option(
@@ -46,7 +46,7 @@ def command(
     ),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise. Each sample gets its own noise."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
-    batch_size: int = typer.Option(16, help="Samples drawn at once; does not change them."),
+    batch_size: int = typer.Option(16, help="Samples drawn at once. It does not change them."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
     """Restore an image that is masked, blurred, smaller or noisy: possible images, with their mean and spread.

@@ -1,4 +1,4 @@
-"""`optcov sample`: images by any method, resumable; pictures that compare methods or show uncertainty.
+"""`optcov sample`: draw images by any method, resumable; also pictures that compare methods or show uncertainty.
 
 Under `accelerate launch -m optcov sample ...` each process draws a share of the images that are missing.
 """
@@ -66,13 +66,13 @@ def command(
     classes: list[str] | None = typer.Option(
         None,
         "--class",
-        help='Draw this class; "none": no class. May be repeated. By default a row for each class.',
+        help='Draw this class; "none" is no class. May be repeated. By default each class gets a row.',
         show_default=False,
     ),
     guidance: float = typer.Option(1.0, help="Weight of classifier-free guidance. 1: none."),
     trajectory: str = typer.Option("even", help="Times: even, quadratic, karras or optimal."),
     schedule: str | None = typer.Option(None, help="Use the network on another schedule: linear, cosine or vp_sde."),
-    batch_size: int = typer.Option(64, help="Images drawn at once; does not change them."),
+    batch_size: int = typer.Option(64, help="Images drawn at once. It does not change the images."),
     file_format: str = typer.Option("png", "--format", help="png: a file per image; npz: a file per batch."),
     noise_cap: float | None = typer.Option(
         None, help="The paper's y in 8-bit levels. By default the bundle's. 0: none."
@@ -93,7 +93,7 @@ def command(
     variance_map: bool = typer.Option(False, "--variance-map", help="Show the standard deviation beside each image."),
     json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
 ) -> None:
-    """Draw images by any method of the paper, or with a diffusers scheduler.
+    """Draw images by any method: of the paper, of this package, or a diffusers scheduler.
 
     In discrete time: DDPM, beta-tilde; DDPM, beta; A-DDPM; NPR-DDPM; SN-DDPM; DDIM; A-DDIM; NPR-DDIM; SN-DDIM;
     OCM-DDPM; OCM-DDIM; Spectral-DDPM; Spectral-DDIM; CNPR-DDPM; CNPR-DDIM; CSN-DDPM; CSN-DDIM; Improved DDPM.

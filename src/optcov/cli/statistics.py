@@ -1,4 +1,4 @@
-"""`optcov statistics`: what distances need of a set of images, gathered once."""
+"""`optcov statistics`: gather the statistics of a set of images once, for distances to it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from optcov.progress import fresh, track
 
 
 def command(
-    data: str = typer.Argument(help="Images: directory, .npz, .npy, hf:NAME; #train or #test at its end is a split."),
+    data: str = typer.Argument(help="Images: directory, .npz, .npy, hf:NAME. To choose a split, add #train or #test."),
     out: Path = typer.Argument(help="The .npz file to write: mu, sigma, and some features for the kernel distance."),
     features: str = typer.Option(
         "inception", help="Feature extractor: inception, inception:pytorch-fid, inception:FILE, lite0 or fashion."
     ),
     rows: int = typer.Option(10000, min=2, help="Random images whose features are kept for the kernel distance."),
-    packed: bool = typer.Option(False, "--packed", help="Half the space for sigma; only optcov reads it."),
+    packed: bool = typer.Option(
+        False, "--packed", help="Store sigma in half the space. Only optcov can read the file."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
     """Compute reference statistics for FID and other distances. An interrupted command resumes."""

@@ -1,4 +1,4 @@
-"""`optcov train`: a noise predictor from images, resumable."""
+"""`optcov train`: train a noise predictor on images, resumable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def command(
     ),
     width: int = typer.Option(128, help="Width of the DiT."),
     channels: str = typer.Option("32,64,96", help="Channels per level of the U-Net."),
-    layers: int | None = typer.Option(None, help="Residual blocks per level (1), or blocks of a DiT (6)."),
+    layers: int | None = typer.Option(
+        None, help="Residual blocks per level (default 1), or blocks of the DiT (default 6)."
+    ),
     attention_levels: int = typer.Option(1, help="How many of the lowest levels have attention."),
     groups: int = typer.Option(8, help="Groups of the group normalisation."),
     head_dim: int = typer.Option(32, help="Channels per attention head."),
@@ -39,7 +41,7 @@ def command(
     flip: bool = typer.Option(True, help="Mirror images at random."),
     labels: int = typer.Option(0, help="Number of classes to condition on. 0: no labels."),
     empty_share: float = typer.Option(0.1, help="Share of labels left out, so that guidance works later."),
-    prediction: str = typer.Option("epsilon", help="Its output: epsilon, sample, v_prediction or flow_prediction."),
+    prediction: str = typer.Option("epsilon", help="Network output: epsilon, sample, v_prediction or flow_prediction."),
     levels: str = typer.Option(
         "uniform", help="Times: uniform, or normal (log of noise over signal is normal, as in EDM)."
     ),
@@ -54,9 +56,9 @@ def command(
         0,
         help="Score each checkpoint by the Frechet distance of this many samples, and end with the best. 0: the last.",
     ),
-    score_steps: int = typer.Option(50, help="Reverse steps of these samples."),
+    score_steps: int = typer.Option(50, help="Reverse steps of the samples for the score."),
     score_features: str = typer.Option(
-        "fashion", help="Their features: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
+        "fashion", help="Features for the score: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."
     ),
     json: bool = typer.Option(False, "--json", help="Print the run's settings and where its weights are as JSON."),
 ) -> None:

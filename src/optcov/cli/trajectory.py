@@ -1,4 +1,4 @@
-"""`optcov trajectory`: optimal trajectories of every length for one method, kept in the bundle."""
+"""`optcov trajectory`: find the optimal trajectories of a method, and store them in the bundle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(
     data: str = typer.Argument(help="Images: a directory, an npz/npy file, idx files, CIFAR-10, hf:NAME."),
     method: str = typer.Option("NPR-DDPM", help="The method whose bound is made lowest."),
     max_steps: int = typer.Option(100, min=1, help="Find the best trajectory of every length up to this."),
-    images: int = typer.Option(100, min=2, help="Training images to choose by."),
+    images: int = typer.Option(100, min=2, help="Training images that choose the trajectories."),
     times: int = typer.Option(0, min=0, help="Choose among this many evenly spaced timesteps; 0: all."),
     last_variance: str = typer.Option("paper", help="Variance of the last step: paper or own."),
     seed: int = typer.Option(0, callback=check_seed, help="Seed of the noise."),

@@ -14,7 +14,7 @@
     sn_correlated       the same of SN                      not in the paper
     range               not of this form                    Improved DDPM
 
-with k = beta_bar_t / alpha_bar_t. The reverse step is then lambda^2 I + gamma^2 v for all but the last.
+with k = beta_bar_t / alpha_bar_t. For all but "range", the reverse step has the covariance lambda^2 I + gamma^2 v.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def find_covariance(name: str) -> type[Covariance]:
-    """The class of a covariance by its name; the error lists the names."""
+    """Look up the class of a covariance by its name; the error lists the names."""
     if not isinstance(name, str) or name not in Covariance.registry:
         known = ", ".join(sorted(Covariance.registry))
         raise ValueError(f"unknown covariance {name!r:.80}; choose one of {known}, or pass a covariance object")
@@ -90,7 +90,7 @@ def of_head(head: str) -> type[Covariance]:
 def make_covariance(
     covariance: str | Covariance, numbers: dict[str, PerTime | None] | None = None, spectrum: Any = None
 ) -> Covariance:
-    """Look a covariance up by its name, and give it the number per time or the spectrum that it needs."""
+    """Make a covariance from its name, with the number per time or the spectrum that it needs."""
     kind = type(covariance) if isinstance(covariance, Covariance) else find_covariance(covariance)
     if spectrum is not None and (isinstance(covariance, Covariance) or not issubclass(kind, BySpectrum)):
         raise _without_spectrum(kind)

@@ -1,7 +1,8 @@
-"""A covariance: how the network's prediction becomes the Gaussian over x_0 given x_t, and everything others ask of it.
+"""A covariance: turns the network's prediction into the Gaussian over x_0 given x_t, and describes itself.
 
-A class describes itself: its name, what it needs, which eta it allows, what its head is fitted on, its rows in METHODS.
-To add one, subclass `Covariance` with a `name`; it is registered by that, and found by name everywhere.
+Its class says what the rest of the package needs to know: its name, what it needs, which eta it allows, what its head
+is fitted on, and its rows in METHODS. To add one, subclass `Covariance` with a `name`. This registers it, and it can be
+found by name everywhere.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ PerTime = Tensor | Callable[[Time], Tensor]  # a tensor of length N + 1 indexed 
 @final
 @dataclass(frozen=True)
 class BothUnits:
-    """A number per time in noise units, as every covariance takes it, and the variance that it stands for in velocity.
+    """A number per time in noise units, and the variance of the velocity that belongs to it.
 
-    The second is finite where no signal is left, and is used there; noise units say nothing of x_0 at such a time.
+    Covariances take the number in noise units. Where no signal is left, noise units say nothing of x_0. There the
+    variance of the velocity is used, which stays finite.
     """
 
     noise: PerTime
     velocity: PerTime
 
     def __call__(self, t: Time) -> Tensor:
-        """In noise units."""
+        """The number in noise units."""
         return number_at(self.noise, t)
 
 
@@ -51,7 +53,7 @@ class Row:
 
 
 def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
-    """The rows that an estimated covariance has in the paper: LETTER-DDPM, LETTER-DDIM and LETTER-DPM."""
+    """The three rows of an estimated covariance: LETTER-DDPM, LETTER-DDIM and LETTER-DPM."""
     return (
         Row(f"{letter}-DDPM", 1.0, noise_cap=noise_cap),
         Row(f"{letter}-DDIM", 0.0, noise_cap=noise_cap),
@@ -61,9 +63,9 @@ def rows(letter: str, noise_cap: float = 1.0) -> tuple[Row, ...]:
 
 @final
 class Bounds:
-    """What a data range allows: means inside it, variances up to the square of half its width; counts what it moves.
+    """The bounds from a data range: means inside it, variances up to the square of half its width.
 
-    clip_mean=False leaves the mean as the network says it, and bounds variances all the same.
+    It counts how many variances it changes. clip_mean=False does not clip the mean, but still bounds the variances.
     """
 
     def __init__(self, data_range: tuple[float, float] | None, clip_mean: bool = True):
@@ -77,26 +79,26 @@ class Bounds:
         self.moved = ClampCounts(0, 0, 0)  # tensors, on the device until somebody asks
 
     def clip(self, mean: Tensor) -> Tensor:
-        """Clip a mean of x_0 to the data range, unless there is none or clip_mean is False."""
+        """Clip a mean of x_0 to the data range, unless there is no range or clip_mean is False."""
         return self.clip_last(mean) if self.clip_mean else mean
 
     def clip_last(self, mean: Tensor) -> Tensor:
-        """Clip the mean of a last step, which is one of x_0, whatever clip_mean says."""
+        """Clip the mean of the last step, which is a mean of x_0, even if clip_mean is False."""
         return mean if self.data_range is None else mean.clamp(*self.data_range)
 
     @property
     def below(self) -> int:
-        """Variances that were negative and were set to 0."""
+        """How many variances were negative; they were set to 0."""
         return int(self.moved.below)
 
     @property
     def above(self) -> int:
-        """Variances that exceeded what the data range allows."""
+        """How many variances were larger than the data range allows."""
         return int(self.moved.above)
 
     @property
     def total(self) -> int:
-        """Variances looked at."""
+        """How many variances were checked."""
         return self.moved.total
 
     def __repr__(self) -> str:
@@ -106,7 +108,7 @@ class Bounds:
 @final
 @dataclass(frozen=True)
 class Regression:
-    """Regress y on g, where log g = offset + slope * output of the head; weight 0 leaves a sample out."""
+    """A regression of y on g, with log g = offset + slope * output of the head. Weight 0 leaves a sample out."""
 
     target: Tensor  # y, (B, *D)
     offset: Tensor  # (B,), float64
@@ -116,26 +118,26 @@ class Regression:
 
     @staticmethod
     def plain(target: Tensor, spread: Tensor | None = None) -> Regression:
-        """log g = raw, for every sample."""
+        """The regression with log g = output, for every sample."""
         zero = torch.zeros(len(target), dtype=torch.float64)
         return Regression(target, zero, zero + 1, zero + 1, spread)
 
     def part(self, index: Tensor) -> Regression:
-        """The regression of some samples, by number."""
+        """The regression of the samples with these numbers."""
         per_pixel = index.to(self.target.device)
         spread = None if self.spread is None else self.spread[per_pixel]
         offset, slope, weight = (values[index.to(values.device)] for values in (self.offset, self.slope, self.weight))
         return Regression(self.target[per_pixel], offset, slope, weight, spread)
 
     def deviance(self, log_g: Tensor) -> Tensor:
-        """-2 log quasi-likelihood of each pixel to a constant, (B, *D): y / g + log g where A = 0."""
+        """-2 log quasi-likelihood of each pixel, up to a constant, (B, *D): y / g + log g where A = 0."""
         if self.spread is None:
             return self.target * torch.exp(-log_g) + log_g
         g, A = log_g.exp(), self.spread.clamp(min=1e-12)
         return (A + 2 * g).log() + 2 * self.target / A * torch.log1p(A / (2 * g))
 
     def score(self, log_g: Tensor) -> Tensor:
-        """The slope of minus the deviance by log g, (B, *D): (y - g) / g where A = 0."""
+        """Minus the derivative of the deviance by log g, (B, *D): (y - g) / g where A = 0."""
         if self.spread is None:
             return self.target * torch.exp(-log_g) - 1
         g = log_g.exp()
@@ -146,14 +148,14 @@ class Regression:
         return None if self.spread is None else 2 / (2 + self.spread * torch.exp(-log_g))
 
     def log_estimate(self, output: Tensor) -> Tensor:
-        """log g, (B, *D), by the logarithm of a head's output, or by a linear output itself."""
+        """log g, (B, *D). output: the logarithm of a positive head's output, or the output of a linear head."""
         return per_sample(self.offset, output) + per_sample(self.slope, output) * output
 
 
 @final
 @dataclass(frozen=True)
 class Example:
-    """Data whose noise is known, with what the network says of it: what the target of a head may look at."""
+    """Data with known noise, and the network's prediction: all that the target of a head may use."""
 
     prediction: Prediction
     x_0: Tensor  # (B, *D)
@@ -164,20 +166,20 @@ class Example:
 
     @property
     def log_snr(self) -> Tensor:
-        """Of each sample, (B,), float32."""
+        """The log-SNR of each sample, (B,), float32."""
         return self.forward.schedule.log_snr(self.times).to(self.x_0.device, torch.float32)
 
     def residual(self, unit: str) -> Tensor:
-        """What the network's prediction leaves of the unit's quantity, (B, *D)."""
+        """The unit's quantity minus its prediction, (B, *D)."""
         return self.quantity(unit) - self.prediction.in_unit(unit)
 
     def quantity(self, unit: str) -> Tensor:
-        """The unit's quantity itself, (B, *D)."""
+        """The true value of the unit's quantity, (B, *D)."""
         return self.prediction.in_unit(unit, self.x_0, self.noise)
 
 
 class Covariance(ABC):
-    """A second moment v of x_0 given x_t, and what the rest of the package asks about it."""
+    """A second moment v of x_0 given x_t, and what the rest of the package needs to know about it."""
 
     name: ClassVar[str]
     label: ClassVar[str] = ""  # in tables, if no row is its own; the name unless told
@@ -214,11 +216,11 @@ class Covariance(ABC):
 
     @classmethod
     def row_at(cls, eta: float) -> str:
-        """What tables call it: its row in discrete time at this eta, or else its label, or its name."""
+        """The name in tables: its row in discrete time at this eta, or else its label or its name."""
         return next((row.name for row in cls.rows if row.eta == eta and not row.continuous), cls.label or cls.name)
 
     def bound_to(self, forward: ForwardProcess) -> Covariance:
-        """The covariance for this forward process; a ValueError if the two do not go together."""
+        """The covariance for this forward process; a ValueError if they do not fit together."""
         if self.only_eta is not None and forward.eta != self.only_eta:
             raise ValueError(
                 f'covariance "{self.name}" is defined for eta = {self.only_eta:g} only, got eta = {forward.eta}; '
@@ -229,18 +231,18 @@ class Covariance(ABC):
     def asking(
         self, network: Network, forward: ForwardProcess, seed: int | None = None, indices: Sequence[int] | None = None
     ) -> Network:
-        """The network as this covariance asks it: itself, unless it wants more of it than its heads say.
+        """The network that this covariance calls: the same one, unless it needs more than the heads, such as probes.
 
-        seed, indices: of the images that are drawn, for a covariance that draws something itself.
+        seed, indices: of the images that are drawn, for a covariance that draws random numbers.
         """
         return network
 
     @abstractmethod
     def second_moment(self, prediction: Prediction) -> CovarianceShape:
-        """v, not yet inside its bounds."""
+        """v, before it is bounded."""
 
     def posterior(self, prediction: Prediction, bounds: Bounds) -> Gaussian:
-        """The Gaussian over x_0 given x_t: its mean in the data range, its variances inside their bounds."""
+        """The Gaussian over x_0 given x_t, with its mean in the data range and its variances inside the bounds."""
         v, mean = self.second_moment(prediction), prediction.clean
         if bounds.data_range is not None and bounds.clip_mean:
             mean = mean.clamp(*bounds.data_range)
@@ -250,17 +252,17 @@ class Covariance(ABC):
         return Gaussian(mean, v)
 
     def step(self, prediction: Prediction, posterior: Gaussian, bridge: Bridge, anchor: Tensor) -> Gaussian:
-        """The Gaussian over x_s given x_t, where has_posterior is False; else the bridge carries the posterior."""
+        """The Gaussian over x_s given x_t, for a covariance without a posterior. All others use the bridge."""
         raise NotImplementedError
 
     @classmethod
     def regression(cls, example: Example, unit: str) -> Regression:
-        """What the covariance's head is fitted on."""
+        """The regression that the covariance's head is fitted by."""
         raise ValueError(f"covariance {cls.name!r} reads no head, so that there is nothing to fit")
 
     @classmethod
     def excess_regression(cls, example: Example, unit: str) -> Regression:
-        """What a head about the prediction is fitted on."""
+        """The regression of a head that estimates the moment about the prediction."""
         raise ValueError(f"covariance {cls.name!r} has no head about the prediction")
 
 
@@ -274,7 +276,7 @@ def _is_range(data_range: Any) -> bool:
 
 
 def check_numbers(numbers: PerTime, schedule: Schedule, name: str) -> None:
-    """Refuse numbers per time that do not fit a schedule."""
+    """Refuse numbers per time that do not fit the schedule."""
     if not isinstance(numbers, Tensor):
         return
     if not schedule.discrete:
@@ -290,7 +292,7 @@ def check_numbers(numbers: PerTime, schedule: Schedule, name: str) -> None:
 
 
 def number_at(numbers: PerTime, t: Time) -> Tensor:
-    """Look numbers per time up at t, as float64, () or (B,)."""
+    """The numbers per time at t, float64, () or (B,)."""
     if isinstance(numbers, Tensor):
         return numbers[torch.as_tensor(t).long().cpu()]
     try:

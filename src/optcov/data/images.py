@@ -1,8 +1,8 @@
-"""Sets of 8-bit images in memory, and the exact way from 8 bits to [-1, 1] and back.
+"""Sets of 8-bit images in memory, and the exact conversion between 8 bits and [-1, 1].
 
     x = b / 127.5 - 1,    b = round(127.5 (x + 1))
 
-The 256 levels are 2/255 apart, so that float32 carries them there and back without a single change.
+The 256 levels are 2/255 apart, so float32 converts them there and back without any change.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from torch import Tensor
 
 
 class DataError(ValueError):
-    """Images cannot be read or used; the message names the file and says why."""
+    """Images cannot be read or used. The message names the file and says why."""
 
 
 def require_memory(needed: int, name: str) -> None:
-    """Refuse what this machine has no memory for, before any is set aside; where Linux does not tell, nothing is."""
+    """Refuse data that does not fit into memory, before any is allocated.
+
+    On systems that do not tell their free memory, nothing is refused.
+    """
     status = Path("/proc/meminfo")
     found = re.search(r"^MemAvailable:\s+(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
     if found and needed > int(found[1]) * 1024:
@@ -37,7 +40,7 @@ def require_memory(needed: int, name: str) -> None:
 @final
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size, with labels where the source has them.
+    """Images of one size, with labels if the source has them.
 
     >>> images = ImageSet(torch.zeros(10, 1, 4, 4, dtype=torch.uint8), name="black")
     >>> len(images), images.shape
@@ -83,12 +86,12 @@ class ImageSet:
         return ImageSet(self.images[index], labels, name or self.name, captions)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Images in [-1, 1] in their order, float32 (size, C, H, W); the last batch may be smaller."""
+        """Images in [-1, 1] in order, float32 (size, C, H, W); the last batch may be smaller."""
         for start in range(0, len(self), size):
             yield self.x_0(slice(start, start + size))
 
     def split(self, test_share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """Train and test parts by a permutation that depends on the number of images and the seed alone."""
+        """Train and test parts, by a permutation that depends on the number of images and the seed alone."""
         count = round(len(self) * test_share)
         if not 0 < count < len(self):
             raise DataError(
@@ -100,7 +103,7 @@ class ImageSet:
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the shape and the pixels, in hexadecimal; labels do not count."""
+        """SHA-256 of the shape and the pixels, in hexadecimal, without labels."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
         for start in range(0, len(self), 4096):
             digest.update(self.images[start : start + 4096].contiguous().numpy().tobytes())
@@ -108,7 +111,7 @@ class ImageSet:
 
 
 def check_captions(captions: tuple[str, ...] | None, count: int, name: str) -> None:
-    """Refuse captions that are not one text for each of so many data points."""
+    """Refuse captions that are not one text for each data point."""
     if captions is None:
         return
     if len(captions) != count:
@@ -128,20 +131,20 @@ def select_captions(captions: tuple[str, ...] | None, index: slice | Tensor) -> 
 
 
 def split_indices(total: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Which of so many are kept and which are held out, each in ascending order."""
+    """The kept and the held-out positions of `total` data points, each in ascending order."""
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
 def from_8bit(images: Tensor) -> Tensor:
-    """Bytes to [-1, 1], float32."""
+    """Convert bytes to [-1, 1], float32."""
     if images.dtype != torch.uint8:
         raise DataError(f"8-bit images are uint8 tensors, got {images.dtype}")
     return images.float() / 127.5 - 1
 
 
 def to_8bit(images: Tensor) -> Tensor:
-    """Images in [-1, 1] to the nearest bytes; what lies outside is clipped, NaN is refused."""
+    """Convert images in [-1, 1] to the nearest bytes. Values outside are clipped; NaN is refused."""
     if not images.is_floating_point():
         raise DataError(f"images in [-1, 1] are floating-point tensors, got {images.dtype}")
     levels = (images.float() + 1) * 127.5

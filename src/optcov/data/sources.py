@@ -35,7 +35,7 @@ FASHION_MNIST = (  # checksums of its training and test images
 def load(source: str | Path, split: str = "train") -> ImageSet:
     """Load one split of a source of images; the module's docstring lists the sources.
 
-    split: "train", "test" or "all". Where the source has no splits, a tenth of its images is for testing: the same
+    split: "train", "test" or "all". If the source has no splits, a tenth of its images is the test split. The same
     images in the same order give the same split.
     """
     if split not in SPLITS:
@@ -47,10 +47,10 @@ def load(source: str | Path, split: str = "train") -> ImageSet:
 
 
 def load_mixed(source: str | Path, split: str = "train") -> ImageSet:
-    """The same in an order whose first images stand for all: folders and files are often sorted by class.
+    """Load one split in an order whose first images are typical of all, since files are often sorted by class.
 
-    Fashion-MNIST and CIFAR-10 are published in such an order (MNIST's test set begins with the easy half); others get a
-    random one, by their number of images.
+    Fashion-MNIST and CIFAR-10 are published in such an order (MNIST's test set begins with the easy half). Other
+    sources are shuffled, in an order that depends on their number of images.
     """
     images = load(source, split)
     path = Path(source)
@@ -71,7 +71,7 @@ def _load(source: str | Path, split: str) -> ImageSet:
 
 
 def join(first: ImageSet, second: ImageSet) -> ImageSet:
-    """One set of two, the second behind the first."""
+    """Join two sets to one, the second after the first."""
     if first.shape != second.shape:
         raise DataError(f"images of {first.name} are {first.shape}, those of {second.name} are {second.shape}")
     labels = None

@@ -1,7 +1,8 @@
-"""Calibration of a head: is the squared residual, or noise, that it predicts the one that is measured?
+"""Calibration of a head: whether the mean that it predicts equals the mean of its target.
 
-In the unit of the head, by part of the times, before anything is clamped. What a report shows is another quantity: the
-variance of x_0 that steps are made of against the squared error of its mean.
+The target is the squared noise, or the squared residual. Both are in the unit of the head, by part of the times, and
+before clamping. A report shows another comparison: the variance of x_0 in the steps against the squared error of the
+mean.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from optcov.prediction import Source
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """Means over images, noise and pixels in each part of the times."""
+    """Means over images, noise and pixels, in each part of the times."""
 
     edges: Tensor  # times between the parts, (parts + 1,)
     predicted: Tensor  # mean of the head, (parts,)
@@ -35,11 +36,11 @@ class Calibration:
 
     @property
     def ratio(self) -> Tensor:
-        """predicted / measured, (parts,); 1 is calibrated."""
+        """predicted / measured, (parts,); 1 means calibrated."""
         return self.predicted / self.measured
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a record."""
+        """Plain JSON values for a record."""
         names = ("edges", "predicted", "measured", "ratio", "error")
         return {name: [float(f"{value:.6g}") for value in getattr(self, name).tolist()] for name in names}
 
@@ -55,10 +56,11 @@ def calibrate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Calibration]:
-    """Compare heads with their targets on held-out data, at times drawn as in training, by one evaluation for all.
+    """Compare heads with their targets on held-out data. All heads share each evaluation.
 
-    source: what it offers as `condition(index)`, the network is told.
-    progress: called with the batches done and the batches to do, after each.
+    Times are drawn as in training.
+    source: the data. Its `condition(index)`, if it has one, gives the network's further inputs.
+    progress: a function that is called after each batch, with the batches done and the batches in all.
     """
     for head in heads:
         if head not in network.heads or not of_head(head).has_posterior:

@@ -1,19 +1,19 @@
-"""Heads in closed form: the last, linear layer of each head on frozen features, by streaming sums.
+"""Heads in closed form: the linear last layer of each head on frozen features, by streaming sums.
 
-With X the last layer's inputs (a row per pixel: the 3x3 patch and a 1), w its weights and y the target; on tokens a row
-is a token, and y has a column for each pixel and channel of its patch:
+Let X be the last layer's inputs, w its weights and y the target. X has a row per pixel: the 3x3 patch and a 1. On
+tokens, X has a row per token, and y has a column for each pixel and channel of its patch.
 
     gamma   minimise sum (y / g + log g).  With log g = offset + slope * X w this is a Gamma regression with a log
-            link, whose Fisher information sum slope^2 X^T X is constant in w:
+            link. Its Fisher information sum slope^2 X^T X is constant in w:
                 w <- w + (sum slope^2 X^T X)^-1 sum slope X^T (y / g - 1)
-            A head that bounds its output has a slope between 0 and 1 there; the constant matrix is then an upper
-            bound on the information, which makes the steps shorter and leaves the minimum where it is.
+            A head that bounds its output has a slope between 0 and 1 there. Then the constant matrix is an upper
+            bound on the information. This makes the steps shorter, and leaves the minimum where it is.
     mse     minimise sum weight_t (y - X w)^2:  w = (sum weight_t X^T X)^-1 sum weight_t X^T y
 
-The first pass over the data gathers the matrix and, for a start, the regression of log y on X (log y is log g plus
-noise of mean -(log 2 + Euler's constant) if y / g is chi-square with one degree of freedom); where that is worse than
-w = 0, as for the learned range, whose y is no such thing, the start is w = 0. The weights of a timed
-head differ by its hat functions: X stands for hat_k X then. Sums are float64.
+The first pass over the data gathers the matrix. It also finds a start, by regressing log y on X: if y / g is chi-square
+with one degree of freedom, log y is log g plus noise of mean -(log 2 + Euler's constant). Where this start is worse
+than w = 0, as for the learned range, the start is w = 0. A timed head has separate weights for each hat function; X
+then stands for hat_k X. Sums are float64.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Reduce = Callable[[Tensor], Tensor]  # sum over processes
 @final
 @dataclass(frozen=True)
 class FitReport:
-    """How a closed-form fit went."""
+    """The course of a closed-form fit."""
 
     losses: tuple[float, ...]  # lowest so far of the mean over pixels of y / g + log g, or the squared error, by pass
     converged: bool
@@ -61,9 +61,9 @@ def fit_gamma(
     passes: int = 25,
     reduce: Reduce = lambda total: total,
 ) -> dict[str, FitReport]:
-    """Fit the last layers by Fisher scoring, all from the same rows, and put the weights in.
+    """Fit the last layers by Fisher scoring, all from the same rows, and store the weights.
 
-    A head has converged when a full step promises to lower its mean deviance by less than TOLERANCE, in nats.
+    A head has converged when a full step is predicted to lower its mean deviance by less than TOLERANCE, in nats.
     """
     scorings = {name: _Scoring(start) for name, start in _first_pass(stream, heads, reduce).items()}
     for _ in range(passes):
@@ -83,9 +83,9 @@ def fit_least_squares(
     weights: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     reduce: Reduce = lambda total: total,
 ) -> dict[str, FitReport]:
-    """Fit the last layers of heads with linear output by the normal equations, and put the weights in.
+    """Fit the last layers of heads with linear output by the normal equations, and store the weights.
 
-    weights: by head, a function of times (B,) -> (B,), such as 1 / m_t^2; without it every time counts alike.
+    weights: by head, a function of times (B,) -> (B,), such as 1 / m_t^2. Without it, all times count equally.
     """
     totals: dict[str, list[Tensor]] = {}
     for rows in stream():
@@ -114,7 +114,7 @@ def fit_least_squares(
 
 
 def log_estimate(head: Head, rows: Rows, regression: Regression, raw: Tensor) -> Tensor:
-    """log g by the head's raw values, (B, C, *D)."""
+    """log g from the head's raw values, (B, C, *D)."""
     relative = head.log_base(rows.log_snr) + head.squash(raw)
     return regression.log_estimate(relative)
 
@@ -153,7 +153,7 @@ def apply(head: Head, rows: Rows, weights: Tensor) -> Tensor:
 
 
 def transposed_product(head: Head, rows: Rows, residual: Tensor) -> Tensor:
-    """X^T r without building X: (K P, p^2 C) from r (B, C, *D); a convolution's weight gradient is just that."""
+    """X^T r without building X: (K P, p^2 C) from r (B, C, *D). It is computed as a convolution's weight gradient."""
     parts, residual = hats(head, rows.log_snr), head.to_channels(residual)
     spread = torch.einsum("bk,b...->bk...", parts, residual).flatten(1, 2)  # (B, K C, *D)
     if isinstance(head.last, nn.Conv2d):
@@ -277,7 +277,7 @@ def _score_pass(
 
 @final
 class Solver:
-    """Solve with a Gram matrix, scaled to a unit diagonal, with a ridge that only dead or equal features feel."""
+    """Solves with a Gram matrix, scaled to a unit diagonal. A small ridge matters for dead or equal features only."""
 
     def __init__(self, gram: Tensor):
         gram = gram.cpu()

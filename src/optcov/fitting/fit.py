@@ -1,7 +1,7 @@
-"""A fit as one call: heads, numbers per time and calibration for a model somebody has, as a bundle.
+"""A fit as one call: heads, numbers per time and calibration for an existing model, saved as a bundle.
 
-A `FitPlan` looks at everything that can be refused; `run` does the long work, and goes on in a work directory where it
-was stopped. `fit` is both.
+`FitPlan` checks everything that can be refused. Its `run` does the long work, and resumes in a work directory if it was
+stopped. `fit` does both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEARNED = "; the second half of its channels is a variance that it learned, kept
 
 @final
 class FitPlan:
-    """A fit before it begins: opened, checked, and known by its identity."""
+    """A fit before it begins: the model and the data are opened, and all options are checked."""
 
     def __init__(
         self,
@@ -128,21 +128,21 @@ class FitPlan:
 
     @property
     def calibrated(self) -> list[str]:
-        """Heads, old and new, that will be compared with held-out images."""
+        """The heads, old and new, that will be compared with held-out images."""
         return [name for name in dict.fromkeys((*self.bundle.heads, *self.tasks)) if of_head(name).has_posterior]
 
     @property
     def evaluations(self) -> int:
-        """How often the network will be asked about an image."""
+        """The number of network evaluations, counted per image."""
         return evaluations(self)
 
     def estimate(self) -> FitEstimate:
-        """What the fit will take, by two batches that are timed now."""
+        """Estimate the cost of the fit: evaluations, time, and memory for features. It times a batch now."""
         return estimate(self, CACHE_BYTES)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that determines the bundle."""
+        """Everything that determines the resulting bundle."""
         options = {"kind": self.settings.kind, **self._history(), "measure_images": self.settings.measure_images}
         return fit_identity(self.bundle, self.heads, self.train, self.test, self.grid, options)
 
@@ -158,7 +158,10 @@ class FitPlan:
         )
 
     def run(self, work: Path | None = None, progress: bool = True) -> Bundle:
-        """Do it. work: a directory, held by the caller, that keeps what a restart needs; none: nothing is kept."""
+        """Do the fit.
+
+        work: a directory that keeps what a restart needs; the caller must hold its lock. None keeps nothing.
+        """
         # without a directory, what a training keeps goes with the call
         with nullcontext(work) if work is not None else tempfile.TemporaryDirectory() as place:
             bundle, settings = self._fit_heads(Path(place), progress), self.settings
@@ -292,20 +295,22 @@ def fit(
     progress: bool = True,
     **settings: Any,
 ) -> Bundle:
-    """Fit heads on a frozen model, measure its numbers per time, and calibrate: everything its covariances need.
+    """Fit heads on a frozen model, measure its numbers per time, and calibrate the heads.
 
-    model: a diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux), the directory of one, of a
-    bundle or of a run of `optcov train`, a Bundle, (network, schedule or scheduler[, prediction_type]) with any module
-    or function, or a denoiser D(x, sigma). A network in memory is shared with the bundle: it is left in eval mode, with
-    its weights as they are and frozen.
-    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, (images, labels), (images, captions) or (images,
-    condition). For models of latents, 8-bit images are encoded and floating-point tensors are latents. A tenth is held
-    out for the calibration, unless the data has a test part of its own.
-    heads: by name; () measures the numbers per time and the spectra alone. condition: what else the network takes by
-    name, each a tensor with one entry per image. images: how many a closed-form fit looks at.
-    layer: the output layer of a module of your own, by name. work: a directory that keeps what is done, so that a call
-    that was stopped goes on. progress: a bar with the time left, on a terminal. settings: the others of `FitSettings`,
-    such as batch_size=64.
+    model: one of these. A diffusers pipeline (DDPM, DDIM, LDM, DiT, Stable Diffusion, PixArt, SD3, Flux). The directory
+    of a pipeline, a bundle or an `optcov train` run. A Bundle. A tuple (network, schedule or scheduler[,
+    prediction_type]) with any module or function. A denoiser D(x, sigma). A network in memory is shared with the
+    bundle. Its weights do not change, but the fit freezes them and leaves the network in eval mode.
+    data: images as a path, a tensor (n, C, H, W) in [-1, 1] or uint8, or a tuple (images, labels), (images, captions)
+    or (images, condition). For a model of latents, 8-bit images are encoded, and floating-point tensors are taken as
+    latents. The calibration uses the test part of the data; if there is none, a tenth of the data is held out for it.
+    heads: their names. () fits no heads, and only measures the numbers per time and the spectra.
+    condition: further inputs of the network by name, each a tensor with one entry per image.
+    images: how many images a closed-form fit uses.
+    layer: the name of the output layer, if the model is a module of your own.
+    work: a directory that keeps what is done. The same call with the same directory resumes a fit that was stopped.
+    progress: show a bar with the remaining time, on a terminal.
+    settings: further fields of `FitSettings`, such as batch_size=64.
 
     >>> import torch
     >>> from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel

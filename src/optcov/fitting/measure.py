@@ -1,10 +1,11 @@
 """Numbers per time: Gamma_t = E mean(eps_hat^2) of Analytic-DPM (Eq. 8) and E mean((eps - eps_hat)^2), with errors.
 
-E mean(eps^2) is known to be 1: what the noise at hand has by luck is taken off Gamma_t, in the share that the two have
-in common over the images. A few images serve a time, others its neighbours. `smoothed` fits parabolas over neighbouring
-noise levels, so that each number rests on several times as many images. Without `rotate` the same images with the same
-noise serve every time. Between the times of a sub-grid numbers are interpolated in the log-SNR; `interpolation_error`
-says how well. Spectra are measured on the way, if a `SpectrumMeter` is given.
+E mean(eps^2) is known to be 1. The drawn noise deviates from this by chance, and Gamma_t deviates with it. The share
+that both have in common over the images is subtracted from Gamma_t. A few images are measured at each time. With
+`rotate`, neighbouring times use other images; without it, all times use the same images with the same noise. `smoothed`
+fits parabolas over neighbouring noise levels, so that each number rests on several times as many images. Between the
+times of a sub-grid, numbers are interpolated in the log-SNR; `interpolation_error` estimates the error. If a
+`SpectrumMeter` is given, the spectra are measured in the same passes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FEWEST_SMOOTHED = 12  # times: fewer are too far apart
 @final
 @dataclass(frozen=True)
 class TimeRecord:
-    """What was measured at one time."""
+    """The measured numbers of one time."""
 
     time: float
     images: int
@@ -92,11 +93,12 @@ def measure(
     rotate: bool = False,
     meter: SpectrumMeter | None = None,
 ) -> Iterator[TimeRecord]:
-    """Measure at each of the times of the network's own schedule; yields a record as each is done.
+    """Measure at times of the network's own schedule. Yields a record after each time.
 
-    source: what it offers as `condition(index)`, the network is told.
-    directory: keeps the records, so that a run that was stopped goes on where it was.
-    rotate: other images at neighbouring times, as far as there are. meter: takes the spectra, too.
+    source: the data. Its `condition(index)`, if it has one, gives the network's further inputs.
+    directory: keeps the records, so that a stopped run resumes.
+    rotate: use different images at neighbouring times, as far as there are enough.
+    meter: measures the spectra, too.
     """
     blocks = image_blocks(source, images, seed, MOST_BLOCKS if rotate else 1)
     chosen = torch.cat(blocks)
@@ -203,23 +205,24 @@ def _record(t: float, count: int, sums: Tensor, products: Tensor) -> TimeRecord:
 
 
 def chosen_images(source: Source, count: int, seed: int) -> Tensor:
-    """Positions of some images, by a seeded permutation, so that more images include fewer."""
+    """Positions of randomly chosen images. The choice depends on the seed; more images include fewer."""
     if count < 2:
         raise TrainingError(f"{count} images are too few for a standard error; use 2 or more")
     return torch.randperm(len(source), generator=step_generator(seed, "measure", 0))[:count]
 
 
 def image_blocks(source: Source, count: int, seed: int, most: int) -> list[Tensor]:
-    """Positions of images in blocks of `count` without an image in common, at most so many blocks."""
+    """Positions of images in blocks of `count` that share no image, at most `most` blocks."""
     blocks = max(1, min(most, len(source) // max(count, 1)))
     chosen = chosen_images(source, count, seed) if blocks == 1 else chosen_images(source, blocks * count, seed)
     return list(chosen.tensor_split(blocks))
 
 
 def smoothed(numbers: NumbersPerTime, schedule: Schedule) -> NumbersPerTime:
-    """Each number by a parabola over its neighbours, in a Gaussian kernel as wide as two spacings of the noise levels.
+    """Smooth each number by a parabola over its neighbours.
 
-    Errors stay those of single times, which are larger.
+    The kernel is Gaussian, and as wide as two spacings of the noise levels. Errors stay those of single times, which
+    are larger.
     """
     levels = noise_levels(schedule, numbers.times)
     width = SMOOTHING * float(levels.diff().median()) if len(levels) > 1 else 0.0
@@ -236,7 +239,7 @@ def smoothed(numbers: NumbersPerTime, schedule: Schedule) -> NumbersPerTime:
 
 
 def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:
-    """Records to what a bundle stores."""
+    """Turn records into the numbers per time that a bundle stores."""
     ordered = sorted(records, key=lambda record: record.time)
     measured = [*_MEASURED, *(name for name in _IN_VELOCITY if all(getattr(r, name) is not None for r in ordered))]
     columns = {name: [getattr(record, name) for record in ordered] for name in measured}
@@ -244,10 +247,10 @@ def numbers_per_time(records: Iterable[TimeRecord]) -> NumbersPerTime:
 
 
 def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) -> float:
-    """Largest error of interpolating the numbers of a name between its times, absolute, estimated.
+    """Estimate the largest absolute error of interpolating these numbers between their times.
 
-    Every second time is left out and interpolated from its neighbours. The error of linear interpolation goes with
-    the square of the spacing, so that a quarter of what is seen there remains for the whole grid.
+    Every second time is left out and interpolated from its neighbours. The error of linear interpolation grows with the
+    square of the spacing. So a quarter of the error seen there remains for the whole grid.
     """
     if len(numbers.times) < 3:
         raise TrainingError(f"{len(numbers.times)} times are too few to judge an interpolation; measure at 3 or more")
@@ -260,8 +263,8 @@ def interpolation_error(numbers: NumbersPerTime, schedule: Schedule, name: str) 
 def binned(samples: Mapping[str, Tensor], schedule: Schedule) -> NumbersPerTime:
     """Numbers per time from single samples at random times, pooled in bins of the log-SNR.
 
-    samples: "time", "mean_square_noise", "mean_square_residual", (n,) each, as the fit of heads gathers them, and
-    "velocity_variance", "velocity_residual" if they are known.
+    samples: "time", "mean_square_noise" and "mean_square_residual", (n,) each, as the fit of heads gathers them. Also
+    "velocity_variance" and "velocity_residual", if they are known.
     """
     level = (-schedule.log_snr(samples["time"])).clamp(-FARTHEST, FARTHEST)
     low, high = float(level.min()), float(level.max())

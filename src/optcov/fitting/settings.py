@@ -1,4 +1,4 @@
-"""The settings of a fit, and what they may be."""
+"""The settings of a fit, and their allowed values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from optcov.schedule import is_whole
 class FitSettings:
     """How a fit is done. The defaults fit heads in closed form, in minutes.
 
-    kind: "auto" | "timed" | "deep" | "conv" | "residual". Deep heads are timed heads with hidden layers, which train on
-    the features that the fit keeps. Residual heads train by AdamW, with steps, learning_rate, checkpoint_every and the
-    score_ settings. paper_exact: squared errors and linear outputs, as in the paper.
-    times, measure_images: where and on how many images each the numbers per time and the spectra are measured; 0 times
-    are all of a discrete schedule, 0 images take the numbers from the fit's own samples, and leave the spectra out.
-    evaluations: scales images, measure_images and calibration_samples so that the network is asked about so many times;
-    0 leaves them as they are, which makes 15,745 evaluations by default. half: round a copy of the network to float16.
-    empty_class: which class of a foreign network stands for no class; networks trained here tell it themselves.
-    empty_share: share of images that are fitted without their condition, where the network knows an empty one.
+    kind: "auto" | "timed" | "deep" | "conv" | "residual". Deep heads are timed heads with hidden layers; these train on
+    the features that the fit keeps. Residual heads train by AdamW; only they use steps, learning_rate, checkpoint_every
+    and the score_ settings.
+    paper_exact: squared errors and linear outputs, as in the paper.
+    times: the numbers per time and the spectra are measured at about this many times; 0 means all times of a discrete
+    schedule.
+    measure_images: how many images are measured at each time. With 0, the numbers come from the samples of the fit, and
+    no spectra are measured.
+    calibration_samples: how many held-out samples test the heads; 0 skips the calibration.
+    evaluations: the number of network evaluations in all. It scales images, measure_images and calibration_samples. 0
+    leaves them as they are, which makes 15,745 evaluations by default.
+    half: round a copy of the network to float16.
+    empty_class: the class of a foreign network that stands for no class. Networks trained here store it themselves.
+    empty_share: share of images that are fitted without their condition, if the network knows an empty condition.
     """
 
     images: int = 4096  # of a closed-form fit
@@ -50,7 +55,7 @@ class FitSettings:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> FitSettings:
-        """Settings by name; an unknown name is a ValueError."""
+        """Make settings from options by name; an unknown name is a ValueError."""
         known = [field.name for field in fields(FitSettings)]
         unknown = [name for name in options if name not in known]
         if unknown:

@@ -1,9 +1,9 @@
-"""Stage 1: a noise predictor from images (Eq. 7), in a run directory that a killed run resumes from.
+"""Stage 1: train a noise predictor on images (Eq. 7), in a run directory. A killed run resumes from it.
 
 run.json        every setting, the checksum of the data, the version of the package
 metrics.jsonl   loss, learning rate, gradient norm and speed by step
 checkpoints/    what a restart needs
-unet/           the averaged weights, as diffusers reads them, once the last step is done
+unet/           the averaged weights in diffusers' format, written after the last step
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
 @final
 @dataclass(frozen=True)
 class UNetShape:
-    """Size of a UNet2DModel, on patches of pixels if patch_size is above 1; see `optcov.networks.unet.build_unet`."""
+    """Size of a UNet2DModel; if patch_size is above 1, it sees patches. See `optcov.networks.unet.build_unet`."""
 
     channels: Sequence[int] = (32, 64, 96)
     layers_per_block: int = 1
@@ -83,7 +83,7 @@ class UNetShape:
         return build_unet(image_shape, **asdict(self), seed=seed)
 
     def settings(self) -> dict[str, Any]:
-        """The shape as a run records it; without classes and patches, as runs before there were any."""
+        """The shape as a run records it. Classes and patches are left out if unused, so that older runs fit."""
         known = {**asdict(self), "channels": list(self.channels)}
         usual = {"classes": 0, "patch_size": 1}
         return {name: value for name, value in known.items() if value != usual.get(name)}
@@ -139,7 +139,7 @@ def _check_prediction(prediction_type: str, schedule: str) -> None:
 
 
 def fill(unet: nn.Module, start: Path) -> None:
-    """Put the weights of a stored network of the same shape into another one."""
+    """Copy the weights of a stored network into another one of the same shape."""
     start = Path(start)
     stored = load_unet(start / "unet" if (start / "unet").is_dir() else start).state_dict()
     own = unet.state_dict()
@@ -154,7 +154,7 @@ def fill(unet: nn.Module, start: Path) -> None:
 
 
 def label_checksum(images: ImageSet) -> str:
-    """SHA-256 of the labels, in hexadecimal; of nothing where there are none."""
+    """SHA-256 of the labels, in hexadecimal; without labels, of nothing."""
     labels = torch.empty(0, dtype=torch.int64) if images.labels is None else images.labels
     return hashlib.sha256(labels.numpy().tobytes()).hexdigest()
 
@@ -174,14 +174,14 @@ def train_noise_predictor(
     empty_share: float = 0.1,
     start: Path | None = None,
 ) -> Iterator[StepRecord]:
-    """Train, or go on training, in a directory; yields a record after each step, and writes unet/ at the end.
+    """Train, or resume training, in a directory. Yields a record after each step, and writes unet/ at the end.
 
-    score: judge each checkpoint by samples, and end with the weights of the best one instead of the last.
-    joint_heads: train these residual heads together with the noise predictor; they end in heads/.
+    score: score each checkpoint by samples, and end with the weights of the best one instead of the last one.
+    joint_heads: train these residual heads together with the noise predictor, and write them to heads/.
     prediction_type: "epsilon", "sample", "v_prediction" or "flow_prediction".
     levels: draw these noise levels instead of uniform times.
-    empty_share: share of labels left out, if the shape has classes.
-    start: begin with the weights of this network, run or bundle instead of fresh ones; it must have the same shape.
+    empty_share: share of labels that are left out, if the shape has classes.
+    start: begin with the weights of this network, run or bundle. It must have the same shape.
     """
     directory = Path(directory)
     _check_prediction(prediction_type, schedule)

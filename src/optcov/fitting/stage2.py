@@ -1,8 +1,8 @@
 """Stage 2: heads on a frozen backbone (Algorithms 1 and 2), in closed form or by gradient descent.
 
-`fit_closed_form` fits the last layer of each head by streaming sums, with the numbers per time gathered on the way;
-`train_heads` trains whole heads by AdamW. Both take every head from the same forward pass of the backbone, which runs
-in eval mode and without gradient.
+`fit_closed_form` fits the last layer of each head by streaming sums, and gathers the numbers per time on the way.
+`train_heads` trains whole heads by AdamW. Both fit all heads from the same forward pass of the backbone, which runs in
+eval mode and without gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GAIN_PARTS = 20  # equal parts of the times, each with a gain of its own
 @final
 @dataclass(frozen=True)
 class HeadFit:
-    """Heads that were fitted in closed form."""
+    """The result of a closed-form fit of heads."""
 
     heads: Mapping[str, Head]
     reports: Mapping[str, FitReport]
@@ -49,11 +49,11 @@ class HeadFit:
 
 @final
 class FeatureStream:
-    """What heads see of a frozen backbone, batch after batch: the same at every pass.
+    """The features of a frozen backbone, batch after batch; every pass gives the same.
 
-    The first pass runs the backbone, and its rows are kept for the later ones: whole images if they fit into
-    cache_bytes, else windows of them. Heads of one stream share the inputs of their last layers, so their
-    normalisations must be equal.
+    The first pass runs the backbone, and keeps the rows for later passes: whole images if they fit into cache_bytes,
+    else windows of images. Heads of one stream share the inputs of their last layers, so their normalisations must be
+    equal.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FeatureStream:
         return cut(rows, self.side, edge, own)
 
     def train_hidden_layers(self, heads: Mapping[str, TimedHead]) -> None:
-        """Train the heads' hidden layers on what is kept, and keep what they give instead."""
+        """Train the heads' hidden layers on the kept features, and then keep the outputs of these layers instead."""
         if len(self._kept) < self.count:
             deque(self(), maxlen=0)
         train_hidden_layers(self._kept, heads, self.accelerator, self.batches.seed, self.progress)
@@ -142,7 +142,7 @@ class FeatureStream:
             self._kept[number] = replace(rows, inputs=hidden(rows.inputs))
 
     def scale_at(self, name: str, log_snr: Tensor) -> Tensor:
-        """What a head's target is of the order of, at noise levels (n,), float64, interpolated in its logarithm."""
+        """The typical size of a head's target at noise levels (n,), float64, interpolated in its logarithm."""
         pooled = self._pooled()
         scales = binned({**pooled, "mean_square_residual": pooled[f"scale of {name}"]}, self.network.schedule)
         assert scales.mean_square_residual is not None
@@ -151,7 +151,7 @@ class FeatureStream:
         return torch.as_tensor(np.interp(-log_snr.cpu().numpy(), levels, logs)).exp()
 
     def numbers(self) -> NumbersPerTime:
-        """Numbers per time from the samples of a pass."""
+        """The numbers per time, from the samples of a pass."""
         return binned(self._pooled(), self.network.schedule)
 
     def _pooled(self) -> dict[str, Tensor]:
@@ -171,11 +171,11 @@ def fit_closed_form(
     time_weighted: bool = False,
     progress: Progress | None = None,
 ) -> HeadFit:
-    """Fit the last layer of each head on about so many images.
+    """Fit the last layer of each head on about this many images.
 
-    loss: "gamma" is Gamma regression with a log link by Fisher scoring; "mse" the paper's mean squared error by its
-    normal equations, with time_weighted every time's error divided by the square of its mean target. The learned
-    range has a loss of its own, and is fitted by Fisher scoring always.
+    loss: "gamma" is Gamma regression with a log link, by Fisher scoring. "mse" is the paper's mean squared error, by
+    its normal equations. The learned range has its own loss, and is always fitted by Fisher scoring.
+    time_weighted: for "mse", divide the error at each time by the square of the mean target at this time.
     """
     check_loss(loss)
     if time_weighted and loss != "mse":
@@ -224,9 +224,9 @@ def train_heads(
     identity: Mapping[str, Any] | None = None,
     score: Score | None = None,
 ) -> Iterator[StepRecord]:
-    """Train whole heads by AdamW, or go on training; when drained, the heads hold their averaged weights.
+    """Train whole heads by AdamW, or resume training. At the end the heads hold their averaged weights.
 
-    score: judges the heads of each checkpoint; the heads end with the averaged weights of the best one.
+    score: scores the heads of each checkpoint. The heads end with the averaged weights of the best checkpoint.
     """
     before = fingerprint(network.backbone)
     objective = HeadObjective(network, tasks, loss, dropout)
@@ -239,15 +239,15 @@ def train_heads(
 
 
 def set_scales(stream: FeatureStream, heads: Mapping[str, TimedHead]) -> None:
-    """Give timed heads the order of their target at each noise level, from a pass over the data."""
+    """Give timed heads the mean size of their target at each noise level, from a pass over the data."""
     for name, head in heads.items():
         head.log_scale.copy_(stream.scale_at(name, -head.scale_levels.double()).clamp(min=1e-12).log())
 
 
 def set_gains(stream: FeatureStream, heads: Mapping[str, TimedHead], reduce: Reduce) -> None:
-    """Give timed heads the gain that makes the mean of g that of the target, in equal parts of the times.
+    """Give timed heads the gain that makes the mean of g equal the mean target, in equal parts of the times.
 
-    Scoring makes y / g one on average, which is the same only if the model is right.
+    Fisher scoring makes y / g one on average. This is the same only if the model is right.
     """
     sums = {name: torch.zeros(GAIN_PARTS, 4, dtype=torch.float64) for name in heads}
     final = stream.network.schedule.final_time

@@ -1,4 +1,4 @@
-"""Gaussians with exact density, entropy and KL, whatever the shape of their covariance."""
+"""Gaussians with exact density, entropy and KL divergence, for every shape of the covariance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG_2_PI = math.log(2 * math.pi)
 @final
 @dataclass(frozen=True)
 class Gaussian:
-    """A Gaussian per sample."""
+    """A Gaussian for each sample of a batch."""
 
     mean: Tensor  # (B, *D)
     covariance: CovarianceShape
@@ -29,7 +29,7 @@ class Gaussian:
         return self.covariance.diagonal(self.mean)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Draw by standard normal noise (B, *D); zero variance gives the mean."""
+        """Draw with standard normal noise (B, *D); zero variance gives the mean."""
         self._check_shape(noise, "noise")
         return self.mean + self.covariance.sqrt_apply(noise)
 
@@ -69,7 +69,7 @@ class Gaussian:
 def kl_divergence(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p || q) in nats per sample, (B,), exact for every pair of covariance shapes.
 
-    Two shapes that both correlate pixels take a matrix over all pixels, unless both are spectral in one basis.
+    If both shapes correlate pixels, this builds a matrix over all pixels, unless both are spectral in the same basis.
     """
     q._check_shape(p.mean, "the mean of p")
     p._require_density("a KL divergence")

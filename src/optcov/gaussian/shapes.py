@@ -1,9 +1,9 @@
-"""The shapes a covariance matrix has: isotropic, diagonal or full; and numbers per sample beside tensors per pixel.
+"""The shapes of a covariance matrix: isotropic, diagonal or full. Also helpers for numbers per sample.
 
-Those that correlate pixels by a basis of frequencies are in `correlated`.
+Shapes that correlate pixels by a basis of frequencies are in `correlated`.
 
-A shape is anything that fits the `CovarianceShape` protocol: a few small operations are all that the rest of the
-package asks of it, so that a low-rank or transformed-basis shape can join without changes elsewhere.
+A shape is anything that fits the `CovarianceShape` protocol. The rest of the package uses only these few operations, so
+a new shape, such as a low-rank one, needs no changes elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def per_sample(coefficient: Tensor, like: Tensor) -> Tensor:
 
 
 def weighted_sum(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """a x + b y for x and y (B, *D) and coefficients () or (B,), with one pass fewer over memory than written out."""
+    """a x + b y for x and y (B, *D) and coefficients () or (B,), with one pass less over memory than written out."""
     scaled = (per_sample(a, x) if a.ndim else a) * x
     return torch.addcmul(scaled, per_sample(b, y), y) if b.ndim else torch.add(scaled, y, alpha=float(b))
 
@@ -57,31 +57,31 @@ def check_dense(like: Tensor) -> int:
 
 
 def require_nonnegative(values: Tensor, name: str) -> None:
-    """Refuse to draw by negative variances; NaN stays: a loop that draws finds it, and says at which step it arose."""
+    """Refuse negative variances. NaN passes: the sampling loop finds it, and names the step."""
     if bool((values < 0).any()):
         raise ValueError(f"{name} has negative entries, so that nothing can be drawn; clamp them at 0 first")
 
 
 def square_root(values: Tensor) -> Tensor:
-    """Square roots whose gradient at 0 is 0: a pixel that cannot vary adds nothing, where infinity would make NaN."""
+    """Square roots whose gradient at 0 is 0. A pixel without variance then adds nothing; infinity would make NaN."""
     if not values.requires_grad:
         return values.sqrt()
     return values.where(values != 0, 1).sqrt().where(values != 0, 0)
 
 
 class CovarianceShape(Protocol):
-    """What a Gaussian over tensors of shape (B, *D) needs to know about its covariance."""
+    """The operations of a covariance that a Gaussian over tensors (B, *D) needs."""
 
     def affine(self, factor: Tensor, variance: Tensor) -> CovarianceShape:
         """Multiply by a factor and add variance * I; both are () or (B,), and not negative."""
         ...
 
     def clamped(self, upper: float | None) -> tuple[CovarianceShape, ClampCounts]:
-        """Bring every variance into [0, upper] and count what had to move."""
+        """Bring every variance into [0, upper], and count the changed ones."""
         ...
 
     def floored(self, least: float, like: Tensor) -> CovarianceShape:
-        """Raise variances to at least this, so that there is a density."""
+        """Raise variances to at least this value, so that there is a density."""
         ...
 
     def apply(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class CovarianceShape(Protocol):
         ...
 
     def log_det(self, like: Tensor) -> Tensor:
-        """Log-determinant per sample, (B,), for a mean shaped as `like` (B, *D)."""
+        """Log-determinant per sample, (B,), for a mean with the shape of `like` (B, *D)."""
         ...
 
     def diagonal(self, like: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class CovarianceShape(Protocol):
         ...
 
     def inverse_diagonal(self, like: Tensor) -> Tensor:
-        """The diagonal of the inverse, broadcastable to `like` (B, *D); its sum is the trace of the inverse."""
+        """The diagonal of the inverse, broadcastable to `like` (B, *D). Its sum is the trace of the inverse."""
         ...
 
     def dense(self, like: Tensor) -> Tensor:
@@ -115,7 +115,10 @@ class CovarianceShape(Protocol):
 
 @dataclass(frozen=True)
 class ClampCounts:
-    """How many variances were moved into their bounds; tensors, so that counting never waits for a device."""
+    """How many variances were moved into their bounds.
+
+    The counts are tensors, so that counting never waits for a device.
+    """
 
     below: Tensor | int  # () variances that were negative
     above: Tensor | int  # () variances that exceeded the data's largest possible one
@@ -126,7 +129,7 @@ class ClampCounts:
 
 
 class Elementwise(ABC):
-    """Shared by the two shapes without correlations."""
+    """The common part of the two shapes without correlations."""
 
     variance: Tensor
     nonnegative: bool  # known by how it was made: to look at the values would make a device wait
@@ -214,8 +217,8 @@ class Diagonal(Elementwise):
 class Full:
     """A symmetric matrix per sample over the flattened pixels, for low-dimensional data.
 
-    Works by its eigenvalues: an estimated matrix need not be positive definite (that of SN often is not), and
-    negative eigenvalues count as zero when one draws from it.
+    It works with eigenvalues. An estimated matrix need not be positive definite; SN's often is not. When drawing,
+    negative eigenvalues count as zero.
     """
 
     matrix: Tensor  # (B, d, d)
@@ -236,10 +239,10 @@ class Full:
         return Full(per_sample(factor, self.matrix) * self.matrix + per_sample(variance, self.matrix) * identity)
 
     def clamped(self, upper: float | None) -> tuple[Full, ClampCounts]:
-        """Bring every eigenvalue up to 0 and every variance on the diagonal down to upper.
+        """Raise every eigenvalue to at least 0, and lower every variance on the diagonal to at most upper.
 
-        The bound of a data range holds for single pixels, not for eigenvalues; rows and columns are scaled
-        together, which keeps the matrix positive semi-definite.
+        The bound of a data range holds for single pixels, not for eigenvalues. Rows and columns are scaled together,
+        which keeps the matrix positive semi-definite.
         """
         values, vectors = self._eigen
         rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
@@ -257,7 +260,7 @@ class Full:
         return (self.matrix @ x.flatten(1).unsqueeze(-1)).reshape(x.shape)
 
     def sqrt_apply(self, noise: Tensor) -> Tensor:
-        """Multiply by the symmetric square root, negative eigenvalues taken as zero."""
+        """Multiply by the symmetric square root; negative eigenvalues count as zero."""
         values, vectors = self._eigen
         rotated = vectors.mT @ noise.flatten(1).unsqueeze(-1)
         drawn = vectors @ (values.clamp(min=0.0).sqrt().unsqueeze(-1) * rotated)

@@ -1,6 +1,6 @@
-"""optcov in diffusers' pipelines: schedulers, networks with a head, and `attach` to put both into a pipeline.
+"""optcov in diffusers pipelines: schedulers, networks with a head, and `attach`, which puts both into a pipeline.
 
-Importing this module is also what lets `from_pretrained` load pipelines that were saved with them.
+Import this module before `from_pretrained` loads a pipeline that was saved with these schedulers or networks.
 """
 
 from __future__ import annotations
@@ -50,15 +50,19 @@ def attach(
     clip_mean: bool = True,
     label: int | None = None,
 ) -> Any:
-    """Make a pipeline sample by a method of METHODS, and return it; it is called as before.
+    """Make a pipeline sample by a method, and return it. You call it as before.
 
-    Its network and its scheduler become the bundle's, which must take the same data. In pipelines of latents a network
-    with the same weights stays where it is, and gets the head beside. trajectory: "even", or "optimal" to visit the
-    bundle's optimal times where it has as many steps as asked for; models of flow matching visit the times of their own
-    scheduler. A bundle of images in continuous time runs on the linear schedule of 1,000 steps, by equal noise levels.
-    "Bridge 2M" takes times of its own, "Matched 2M" those that the bundle has matched noise for on that schedule.
-    clip_mean=False clips x0_hat in the last step only (docs/clipping.md). label: the class that a pipeline without
-    classes, such as DDPMPipeline, draws from a bundle of classes; by default the one that stands for no class.
+    The pipeline gets the bundle's network and a scheduler of the method. Pipeline and bundle must take the same data.
+    If a pipeline of latents already has a network with the same weights, that network stays, and gets the head.
+    method: "Bridge 2M", "Matched 2M", or a method of METHODS with a covariance in discrete time and without a spectrum.
+    trajectory: "even", or "optimal". "optimal" visits the bundle's optimal times if the bundle has them for the number
+    of steps that you ask for. Models of flow matching visit the times of their own scheduler. Bridge 2M has its own
+    times. Matched 2M visits the times of the bundle's matched noise.
+    clip_mean: False clips x0_hat in the last step only (docs/clipping.md).
+    label: the class to draw, for a bundle with classes in a pipeline that takes none, such as DDPMPipeline. By default
+    the class that stands for no class.
+
+    A bundle of images in continuous time runs on the linear schedule of 1,000 steps, at equal noise levels.
     """
     if not isinstance(bundle, Bundle):
         raise ValueError(f"bundle = {bundle!r:.80} is not a Bundle; pass what optcov.load or optcov.fit returns")
@@ -79,6 +83,8 @@ def attach(
     if family is not None and family.decoder is not None:
         if label is not None:
             raise ValueError(f"label = {label!r} is for pipelines of images; tell {type(pipeline).__name__} the class")
+        if not clip_mean:
+            raise ValueError("clip_mean = False is for images; latents have no range to clip to, so leave it out")
         if row.solver == "matched":
             raise ValueError(
                 f"{row.name} has no scheduler for pipelines of latents; attach Bridge 2M, or sample by "

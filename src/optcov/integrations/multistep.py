@@ -1,7 +1,8 @@
-"""Bridge 2M and Matched 2M as schedulers of diffusers: the Gaussian step of optcov.solvers.multistep, call by call.
+"""Bridge 2M and Matched 2M as diffusers schedulers. Each call makes one Gaussian step of optcov.solvers.multistep.
 
-A `BridgeScheduler` needs the config of another scheduler and nothing else, so it goes into any pipeline with betas. A
-`FlowMatchBridgeScheduler` does the same for flow matching. diffusers counts discrete times 0..N-1: its t is our t - 1.
+A `BridgeScheduler` needs only the config of another scheduler, so it works in any pipeline with betas. A
+`FlowMatchBridgeScheduler` does the same for flow matching. diffusers counts discrete times 0..N-1, so its t is our t -
+1.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class MultistepOutput(BaseOutput):  # type: ignore[misc]
 
 @final
 class MultistepRun:
-    """One run of a multistep sampler by outputs of a network that has run already: it remembers the last ones."""
+    """One run of a multistep sampler. It steps by given network outputs, and remembers the last ones."""
 
     def __init__(self, noise: MultistepNoise, kind: str, data_range: tuple[float, float] | None = None):
         self.noise, self.kind, self.data_range = noise, kind, data_range
@@ -162,12 +163,13 @@ class _Multistep(DiscreteTimes):
 
 
 class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
-    """Sample by Bridge 2M in a pipeline of diffusers: five to ten steps, nothing to fit.
+    """Sample by Bridge 2M in a diffusers pipeline: five to ten steps, nothing to fit.
 
     The first arguments are diffusers' own, so that `BridgeScheduler.from_config(pipeline.scheduler.config)` works.
-    clip_sample: whether the last x0_hat is clipped; pipelines of images clip by themselves. bridge_eta: the
-    share of noise; it is not the eta of other schedulers, so that their configs do not set it.
-    bridge_image_shape: (C, H, W) of what is drawn; small images start at less noise, which saves steps. None: large.
+    clip_sample: whether the last x0_hat is clipped. Pipelines of images clip by themselves.
+    bridge_eta: the share of noise. It has its own name, so that the eta of another scheduler's config does not set it.
+    bridge_image_shape: (C, H, W) of the data that is drawn. Small images start at less noise, which saves steps. None
+    means large images.
     bridge_first_sigma: the noise-to-signal ratio where the last step starts.
 
     >>> from diffusers import DDPMScheduler
@@ -214,9 +216,9 @@ class BridgeScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[
 
 
 class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
-    """Sample by Matched 2M in a pipeline of diffusers.
+    """Sample by Matched 2M in a diffusers pipeline.
 
-    The noise is not part of the config: a pipeline that was saved and loaded again needs `attach` again.
+    The matched noise is not part of the config. After a pipeline is saved and loaded, call `attach` again.
 
     >>> scheduler = MatchedScheduler(trained_betas=[0.01] * 100, num_train_timesteps=100)
     >>> scheduler.use([])  # what Bundle.matched holds
@@ -244,12 +246,12 @@ class MatchedScheduler(_Multistep, SchedulerMixin, ConfigMixin):  # type: ignore
         self._run = None
 
     def use(self, noises: Sequence[MatchedNoise]) -> None:
-        """Draw with these, one for each number of steps; those of other schedules are left out."""
+        """Use these matched noises, one for each number of steps. Those of other schedules are left out."""
         here = self.schedule.digest()
         self._known = {len(noise.trajectory): noise for noise in noises if noise.schedule.digest() == here}
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
-        """Take the trajectory of this number of steps, and forget the last run."""
+        """Take the times measured for this number of steps, and forget the last run."""
         if num_inference_steps not in self._known:
             known = ", ".join(map(str, sorted(self._known))) or "none"
             raise ValueError(
@@ -266,9 +268,9 @@ def _prepare(scheduler: FlowMatchBridgeScheduler) -> None:
 
 
 class FlowMatchBridgeScheduler(FlowTimes, FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
-    """Sample a model of flow matching by Bridge 2M in a pipeline of diffusers, at the pipeline's own times.
+    """Sample a model of flow matching by Bridge 2M in a diffusers pipeline, at the pipeline's own times.
 
-    Its settings are those of FlowMatchEulerDiscreteScheduler, and bridge_eta, the share of the noise.
+    Its settings are those of FlowMatchEulerDiscreteScheduler, and bridge_eta, the share of noise.
 
     >>> FlowMatchBridgeScheduler(shift=3.0).config.bridge_eta
     0.3

@@ -1,6 +1,6 @@
-"""The reverse step as a scheduler of diffusers: mean and covariance by `ReverseProcess`, as everywhere else.
+"""The reverse step as a diffusers scheduler. `ReverseProcess` computes its mean and covariance.
 
-diffusers counts times 0..N-1: its t is our t - 1. The config speaks of both: `timesteps` are diffusers', while the
+diffusers counts times 0..N-1, so its t is our t - 1. The config uses both: `timesteps` are diffusers' times, while the
 times of `trajectories` and the indices of the numbers per time are ours.
 """
 
@@ -29,22 +29,25 @@ from optcov.trajectory import Trajectory
 
 
 class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  # type: ignore[misc]
-    """Sample with the optimal covariance in a pipeline of diffusers.
+    """Sample with the optimal covariance in a diffusers pipeline.
 
-    The first arguments are diffusers' own, so that `from_config(pipeline.scheduler.config, covariance=...)` works; pass
-    clip_sample=False for latents if that config does not say so. Then:
+    The first arguments are diffusers' own, so that `from_config(pipeline.scheduler.config, covariance=...)` works. For
+    latents, pass clip_sample=False if that config does not. The other arguments:
 
-    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" need an unchanged network; "sn" | "npr" | "ocm" |
-    "range" read the second half of an output of 2C channels (see `UNetWithHead`).
-    head_unit, head_about: what that half estimates, as `Head.unit` and `Head.about` say.
-    eta: 1 is DDPM's forward process, 0 is DDIM's; it wins over the eta that a pipeline passes to `step`.
-    mean_square_noise, mean_square_residual: N + 1 numbers by our time, for analytic and npr_isotropic.
-    velocity_numbers: the same variance in velocity units, for the time of a zero terminal SNR.
-    clip_mean: False clips x0_hat in the last step alone, and bounds variances all the same.
-    noise_cap: the paper's y, in 8-bit levels, on the step before the last. last_step: "mean" | "draw".
-    trajectories: number of steps -> our times, ascending; what `set_timesteps(n)` takes instead of even ones.
-    link: the name under which a network of `optcov.attach` leaves what its head says; None: it is in the channels.
-    guided_half: "second" | "first", where the pipeline puts the conditional half of a guided batch.
+    covariance: "beta_tilde" | "beta" | "analytic" | "npr_isotropic" work with an unchanged network. "sn" | "npr" |
+    "ocm" | "range" read the second half of an output of 2C channels (see `UNetWithHead`).
+    head_unit, head_about: what that second half estimates, as in `Head.unit` and `Head.about`.
+    eta: 1 is DDPM's forward process, 0 is DDIM's. It overrides the eta that a pipeline passes to `step`.
+    mean_square_noise, mean_square_residual: N + 1 numbers, indexed by our time, for "analytic" and "npr_isotropic".
+    velocity_numbers: the same variance in velocity units, for a time with zero terminal SNR.
+    clip_mean: False clips x0_hat in the last step only. Variances are bounded either way.
+    noise_cap: the paper's y, in 8-bit levels. It caps the step before the last.
+    last_step: "mean" | "draw".
+    trajectories: a dict from the number of steps to our times, ascending. `set_timesteps(n)` uses them instead of even
+    times.
+    link: the name under which a network of `optcov.attach` leaves the head's output. None: the output is in the
+    channels.
+    guided_half: "second" | "first": where the pipeline puts the conditional half of a guided batch.
     """
 
     _compatibles = [e.name for e in KarrasDiffusionSchedulers]  # noqa: RUF012, as diffusers declares it
@@ -95,7 +98,7 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
 
     @property
     def bounds(self) -> Bounds:
-        """How many variances of the steps made so far were out of bounds."""
+        """Counts how many variances of the steps so far were out of bounds."""
         return self._stepper.process.bounds
 
     def set_timesteps(
@@ -104,10 +107,10 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
         device: str | torch.device | None = None,
         timesteps: Sequence[int] | None = None,
     ) -> None:
-        """Choose the times to visit: how many, or which (diffusers' times, descending).
+        """Choose the times to visit: pass how many, or the times themselves (diffusers' times, descending).
 
-        For n steps: those of `trajectories` in the config, or else evenly spaced ones from N-1 to 0; one step alone
-        starts at N-1.
+        n steps visit the times of `trajectories` in the config. If it has none for n, they visit evenly spaced times
+        from N-1 to 0. A single step starts at N-1.
         """
         if (num_inference_steps is None) == (timesteps is None):
             raise ValueError("pass either num_inference_steps or timesteps, not both")
@@ -132,12 +135,13 @@ class OptimalCovarianceScheduler(DiscreteTimes, SchedulerMixin, ConfigMixin):  #
         variance_noise: Tensor | None = None,
         prev_sample: Tensor | None = None,
     ) -> OptimalCovarianceSchedulerOutput | tuple[Tensor, Tensor, Tensor | None]:
-        """Go from timestep to the next one, and say what is known of x_0.
+        """Go from timestep to the next one, and return the estimate of x_0, too.
 
-        model_output: (B, C, H, W), or (B, 2C, H, W) with a head. variance_noise: instead of drawing by the generator.
-        prev_sample: instead of drawing at all, to ask for the log_prob of a draw made before. Without a generator, the
-        first sample of the run seeds the noise.
-        eta and use_clipped_model_output are accepted because pipelines pass them, and ignored: the config decides.
+        model_output: (B, C, H, W), or (B, 2C, H, W) with a head.
+        generator: draws the noise. Without one, the first sample of the run seeds the noise.
+        variance_noise: use this noise instead of drawing it.
+        prev_sample: an earlier draw. Nothing is drawn then, and log_prob is that of this draw.
+        eta, use_clipped_model_output: accepted because pipelines pass them, but ignored. The config decides.
         """
         t = whole_timestep(timestep) + 1
         if t not in self._next_time:

@@ -1,4 +1,4 @@
-"""One reverse step of a scheduler, whatever its times are called: the posterior, the draw, and its log-probability."""
+"""One reverse step of a scheduler of discrete or continuous times: the posterior, the draw, and its log-probability."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OptimalCovarianceSchedulerOutput(BaseOutput):  # type: ignore[misc]
 
 
 class DiscreteTimes:
-    """What schedulers of discrete times share: diffusers counts them 0..N-1, its t is our t - 1."""
+    """The common part of schedulers with discrete times. diffusers counts times 0..N-1, so its t is our t - 1."""
 
     order = 1
     init_noise_sigma = 1.0
@@ -52,7 +52,7 @@ class DiscreteTimes:
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Build one from the config of a scheduler with betas; those of other processes are refused."""
+        """Build a scheduler from the config of a scheduler with betas; configs of other processes are refused."""
         if isinstance(config, Mapping):
             _refuse_other_processes({**config, **kwargs})
         return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
@@ -73,7 +73,7 @@ class DiscreteTimes:
         return sample
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Draw x_t given x_0 (B, C, H, W) by noise, at one timestep or one per sample."""
+        """Make x_t from x_0 (B, C, H, W) and noise, at one timestep or one per sample."""
         return ForwardProcess(self.schedule).diffuse(original_samples, our_times(timesteps), noise)
 
 
@@ -121,7 +121,7 @@ def _check_betas(config: Mapping[str, Any]) -> None:
 
 
 def whole_timestep(timestep: Any) -> int:
-    """One of diffusers' times as an int, or a ValueError."""
+    """Return a diffusers timestep as an int, or raise a ValueError."""
     value = timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
     if not is_whole(value):
         raise ValueError(
@@ -131,15 +131,15 @@ def whole_timestep(timestep: Any) -> int:
 
 
 def our_times(timesteps: Tensor) -> Tensor:
-    """Our times for diffusers', (), or (B,)."""
+    """Turn diffusers' times into ours, () or (B,)."""
     return (timesteps.reshape(()) if timesteps.numel() == 1 else timesteps) + 1
 
 
 @final
 class Stepper:
-    """The reverse process of a scheduler's config, which steps by outputs of a network that has run already.
+    """The reverse process of a scheduler's config. It steps by network outputs that the pipeline has computed already.
 
-    per_time: numbers per time by their name, for covariances that need some.
+    per_time: the numbers per time by name, for covariances that need them.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Stepper:
         self._drawing = RunNoise()
 
     def begin(self) -> None:
-        """Forget what belongs to a run before."""
+        """Forget the state of the previous run."""
         self._drawing = RunNoise()
         if self.config["link"] is not None:
             mailbox.empty(self.config["link"])
@@ -185,7 +185,11 @@ class Stepper:
         noise: Tensor | None = None,
         prev_sample: Tensor | None = None,
     ) -> OptimalCovarianceSchedulerOutput:
-        """Go from t to s. noise: instead of drawing it. prev_sample: instead of drawing at all, to ask for log_prob."""
+        """Go from t to s.
+
+        noise: use this noise instead of drawing it.
+        prev_sample: an earlier draw. Nothing is drawn then, and log_prob is that of this draw.
+        """
         prediction = self._prediction(model_output, sample, t)
         posterior = self.process.covariance.posterior(prediction, self.process.bounds)
         step = self.process.step_from(prediction, s, posterior)
@@ -233,17 +237,17 @@ class Stepper:
 
 @final
 class RunNoise:
-    """The noise of one run of a pipeline, by its generator.
+    """The noise of one run of a pipeline, from its generator.
 
-    Some pipelines (SD3, Flux, DiT) keep their generator for the first noise. Then that noise seeds the others, so that
-    whoever fixes the first fixes them all.
+    Some pipelines (SD3, Flux, DiT) use their generator for the first noise only. Then the first noise seeds all others,
+    so that fixing the first fixes them all.
     """
 
     def __init__(self) -> None:
         self._own: torch.Generator | None = None
 
     def draw(self, sample: Tensor, dtype: torch.dtype, generator: Any = None) -> Tensor:
-        """Standard normal noise like the sample."""
+        """Draw standard normal noise shaped like the sample."""
         if generator is None:
             if self._own is None:
                 known = digest_tensors({"first": sample.detach().float().cpu()})
@@ -254,9 +258,9 @@ class RunNoise:
 
 
 def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
-    """The log-density of a draw, (B,), in nats; infinite where a pixel has no variance. The draw has no gradient.
+    """The log-density of a draw, (B,), in nats; infinite where a pixel has no variance. The draw gets no gradient.
 
-    What is not finite cannot be drawn: its log-density is minus infinity.
+    A draw with NaN or infinity has log-density minus infinity.
     """
     with torch.set_grad_enabled(step.mean.requires_grad):
         off = x_s.detach().to(step.mean.dtype) - step.mean
@@ -267,7 +271,7 @@ def log_density(step: Gaussian, x_s: Tensor) -> Tensor:
 
 
 def check_output(model_output: Tensor, sample: Tensor) -> None:
-    """Refuse what is no answer of a network to a batch of images, or holds NaN or infinity."""
+    """Refuse a network output of the wrong kind or shape, or with NaN or infinity."""
     for name, value in (("model_output", model_output), ("sample", sample)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}; pass a tensor")
@@ -284,7 +288,7 @@ def check_output(model_output: Tensor, sample: Tensor) -> None:
 
 
 def check_draw(prev_sample: Tensor | None, sample: Tensor, noise: Tensor | None = None) -> None:
-    """Refuse an earlier draw that is none of this sample's, and noise that is no tensor; its shape a draw checks."""
+    """Refuse an earlier draw that does not fit the sample, and noise that is no tensor."""
     for name, value in (("prev_sample", prev_sample), ("variance_noise", noise)):
         if value is not None and not isinstance(value, Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}; pass a tensor like the sample, or leave it out")

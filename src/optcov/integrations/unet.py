@@ -1,6 +1,6 @@
-"""A U-Net and one head as one model of diffusers: 2C channels, noise and second moment.
+"""A U-Net and a head as one diffusers model, with 2C output channels: noise and second moment.
 
-Saves and loads by save_pretrained and from_pretrained like any other model; its config holds those of both parts.
+save_pretrained and from_pretrained work as for any other model. The config holds the configs of both parts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ UNETS: dict[str, Any] = {"UNet2DModel": UNet2DModel, "PaperUNet": PaperUNet}
 
 
 class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    """A UNet2DModel with a head on its features, behind the interface of a UNet2DModel.
+    """A UNet2DModel with a head on its features. It has the interface of a UNet2DModel.
 
-    unet: the config of the U-Net, with its `_class_name`. head: the config of the head, or None for a network that
-    only needs its times translated. time_arguments: what the U-Net takes as time at each timestep 0..N-1 of the
-    scheduler, or None if that is the timestep itself. log_snrs: the log-SNR at each timestep, for heads that ask, and
-    to find the predicted noise where prediction_type says that the U-Net predicts something else.
-    class_label: the class of every image, for a U-Net of classes in a pipeline that tells it none.
-    input_scales: what x_t is multiplied by at each timestep, for a U-Net of another process than the scheduler's.
-    in_channels and sample_size are what pipelines ask for. Use `wrap` to build one from parts at hand.
+    unet: the config of the U-Net, with its `_class_name`.
+    head: the config of the head. None for a network that only needs its times translated.
+    time_arguments: the U-Net's time input at each timestep 0..N-1 of the scheduler. None if it is the timestep itself.
+    log_snrs: the log-SNR at each timestep. Some heads need it. It also turns the U-Net's output into noise, if
+    prediction_type is not "epsilon".
+    class_label: the class of every image, for a U-Net with classes in a pipeline that passes none.
+    input_scales: the factor of x_t at each timestep, for a U-Net of another process than the scheduler's.
+    in_channels and sample_size are attributes that pipelines read. Use `wrap` to build one from existing parts.
     """
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -69,7 +70,7 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         class_label: int | None = None,
         input_scales: Sequence[float] | None = None,
     ) -> UNetWithHead:
-        """Join a U-Net and a head, which are shared, not copied."""
+        """Join a U-Net and a head. Both are shared, not copied."""
         config: Any = unet.config
         wrapped = UNetWithHead(
             {**dict(config), "_class_name": type(unet).__name__},
@@ -88,7 +89,10 @@ class UNetWithHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
     def forward(
         self, sample: Tensor, timestep: int | float | Tensor, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
-        """Predict at x_t (B, C, H, W) and a timestep, a number or (B,): (B, 2C, H, W), or C channels without a head."""
+        """Predict at x_t (B, C, H, W) and a timestep, a number or (B,).
+
+        The output is (B, 2C, H, W), or (B, C, H, W) without a head.
+        """
         label = self.config.class_label
         told = {} if label is None else {LABELS: torch.full((len(sample),), label, device=sample.device)}
         seen = sample

@@ -22,8 +22,8 @@ MARGIN = 1e-5  # of the mean eigenvalue: a preconditioner must not divide by the
 class Blur(Operator):
     """y = kernel * x, centred on the kernel's middle pixel.
 
-    kernel: (h, w) with odd sides, or (h,) for a separable one, the same down and across. border: "periodic", where an
-    image goes on with its other side, or "zero", where nothing lies outside.
+    kernel: (h, w) with odd sides; or (h,) for a separable kernel, which is applied down and across.
+    border: "periodic" continues the image with its opposite side, "zero" puts zeros outside.
     """
 
     name = "blur"
@@ -52,7 +52,10 @@ class Blur(Operator):
 
     @staticmethod
     def gaussian(shape: Sequence[int], std: float, size: int | None = None, border: str = "periodic") -> Blur:
-        """A Gaussian kernel of a standard deviation in pixels, cut at three of them unless a size is given."""
+        """A Gaussian kernel; std is in pixels.
+
+        size: the side of the kernel. By default it is cut at three standard deviations.
+        """
         std = check_number("std", std)
         if not 0 < std < math.inf:
             raise ValueError(f"std = {std} is not a positive number of pixels; pass one such as 1.5")

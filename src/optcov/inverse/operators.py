@@ -1,8 +1,8 @@
-"""What a measurement sees of an image: linear operators with their adjoints.
+"""Linear operators with their adjoints: what a measurement sees of an image.
 
-y = A x + noise. An operator knows the shapes of both sides, A and A^T on batches, and what makes solving cheap:
-whether A diag(v) A^T is diagonal (masks, averages), an estimate of it otherwise, and whether a measurement can be
-A x at all. `blur @ mask` is the composition: first the mask, then the blur.
+y = A x + noise. An operator knows the shapes of both sides, and applies A and A^T to batches. It also knows whether A
+diag(v) A^T is diagonal (masks, averages), gives an estimate of it otherwise, and tells how far a measurement is from
+any A x. `blur @ mask` is the composition: first the mask, then the blur.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Operator(ABC):
         """A^T y, (B, *measurement_shape) -> (B, *shape)."""
 
     def diagonal(self, variance: Tensor) -> Tensor | None:
-        """A diag(variance) A^T as its diagonal (B, *measurement_shape), if it is diagonal; else None."""
+        """The diagonal of A diag(variance) A^T, (B, *measurement_shape); None if the matrix is not diagonal."""
         return None
 
     def preconditioner(self, variance: Tensor, noise_variance: Tensor) -> Map:
@@ -64,7 +64,7 @@ class Operator(ABC):
 
     @property
     def seen(self) -> Tensor:
-        """1 for each entry of the measurement that says something, 0 for those that are always 0."""
+        """1 for each entry of the measurement that depends on the image, 0 for each that is always 0."""
         return torch.ones(self.measurement_shape)
 
     def __matmul__(self, first: Operator) -> Composition:
@@ -100,7 +100,8 @@ class Identity(Operator):
 class Mask(Operator):
     """Inpainting: pixels are seen where the mask is 1; elsewhere the measurement is 0.
 
-    mask: zeros and ones (or booleans), broadcastable to the shape; by default its own shape counts.
+    mask: zeros and ones, or booleans.
+    shape: the shape of an image, to which the mask is broadcast. The default is the mask's own shape.
     """
 
     name = "mask"
@@ -126,7 +127,7 @@ class Mask(Operator):
 
     @staticmethod
     def box(shape: Sequence[int], top: int, left: int, height: int, width: int) -> Mask:
-        """Hide a box of pixels, and see the others."""
+        """Hide a box of pixels, and see all others."""
         shape = check_image(shape)
         rows, columns = shape[-2:]
         given = {"top": (top, 0), "left": (left, 0), "height": (height, 1), "width": (width, 1)}
@@ -198,7 +199,7 @@ class Average(Operator):
 
 @final
 class Linear(Operator):
-    """Any linear map by its `apply` and `adjoint` on batches, checked when it is made (`check_adjoint`)."""
+    """Any linear map, given as `apply` and `adjoint` on batches. Both are checked when it is made (`check_adjoint`)."""
 
     def __init__(self, apply: Map, adjoint: Map, shape: Sequence[int], name: str = "linear map"):
         if not callable(apply) or not callable(adjoint):
@@ -227,7 +228,7 @@ class Linear(Operator):
 
 @final
 class Composition(Operator):
-    """`last @ first`: first one operator, then the other."""
+    """`last @ first`: applies `first`, then `last`."""
 
     def __init__(self, last: Operator, first: Operator):
         if not isinstance(first, Operator) or not isinstance(last, Operator):
@@ -253,7 +254,7 @@ class Composition(Operator):
 
     @cached_property
     def seen(self) -> Tensor:
-        """Entries that a random image makes other than 0."""
+        """1 for each entry of the measurement that a random image makes other than 0."""
         image = torch.randn(1, *self.shape, generator=torch.Generator().manual_seed(0))
         return (self.apply(image)[0] != 0).to(image.dtype)
 

@@ -1,4 +1,4 @@
-"""What a restoration found: samples of the posterior, their mean and spread, and how well they fit the measurement."""
+"""The result of a restoration: samples of the posterior, their mean and spread, and their fit to the measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, repr=False)
 class Restoration:
-    """Samples of x_0 given a measurement; with a batch of measurements every entry has a first axis B."""
+    """Samples of x_0 given a measurement. With a batch of measurements, every entry has a first axis B."""
 
     samples: Tensor  # (S, *D) or (B, S, *D)
     measurement: Tensor  # (*M) or (B, *M)
@@ -32,12 +32,12 @@ class Restoration:
 
     @property
     def batched(self) -> bool:
-        """Whether there is a first axis B."""
+        """Whether the entries have a first axis B."""
         return self.samples.ndim == len(self.operator.shape) + 2
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the samples, (*D) or (B, *D): the restored image of least mean squared error."""
+        """Mean of the samples, (*D) or (B, *D). It minimises the expected squared error."""
         return self.samples.mean(int(self.batched))
 
     @property
@@ -46,7 +46,7 @@ class Restoration:
         return self.samples.std(int(self.batched), unbiased=self.samples.shape[int(self.batched)] > 1)
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows, for the eye."""
+        """Header and rows of a table, for display."""
         count = self.samples.shape[int(self.batched)]
         images = len(self.samples) if self.batched else 1
         rows: list[tuple[str, ...]] = [
@@ -64,7 +64,7 @@ class Restoration:
         return ("restoration", "value"), rows
 
     def plot(self, path: str | Path, truth: Tensor | None = None, shown: int = 4) -> Path:
-        """Write measurement, mean, standard deviation, some samples and the truth if given as a PNG; return where."""
+        """Write a PNG with measurement, mean, standard deviation, samples, and the truth if given. Return its path."""
         from optcov.inverse.pictures import draw_restoration
 
         self._check_truth(truth)
@@ -72,7 +72,7 @@ class Restoration:
         return Path(path)
 
     def save(self, directory: str | Path, truth: Tensor | None = None) -> dict[str, object]:
-        """Write picture, mean and samples of one image as PNG and the numbers as JSON; return what the JSON says."""
+        """Write picture, mean and samples of one image as PNG, and the numbers as JSON. Return these numbers."""
         from optcov.data import to_8bit, write_png
         from optcov.inverse.scores import psnr
         from optcov.storage import write_json

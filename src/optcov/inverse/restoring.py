@@ -1,4 +1,4 @@
-"""Restore images from linear measurements: samples of x_0 given y = A x_0 + noise, from a diffusion model as prior."""
+"""Restore images from linear measurements y = A x_0 + noise. A diffusion model is the prior."""
 
 from __future__ import annotations
 
@@ -49,16 +49,20 @@ def restore(
     iterations: int = 500,
     progress: bool = True,
 ) -> Restoration:
-    """Draw samples of x_0 given a measurement (*M), or each of several (B, *M).
+    """Draw samples of x_0 given a measurement (*M), or given each of several (B, *M).
 
-    bundle: may also be a ReverseProcess, whose own covariance counts unless a method is named. noise_std: standard
-    deviation of the measurement's noise; 0 is allowed. method: a row of METHODS or a covariance such as "NPR-DDPM",
-    "npr_full", "SN-DDIM"; "isotropic" for PiGDM's guess of it; or a baseline, "DPS", "PiGDM" or "DiffPIR".
-    way: "proximal" multiplies by the covariance; "guidance" also goes back through the network once a step, at about
-    twice the cost. By default guidance, but proximal for a full matrix, to which the gradient adds nothing.
-    strength: the number that DPS and DiffPIR are tuned by. condition: what else the network takes by name, each a
-    tensor with one entry per measurement. batch_size: samples drawn at once; it bounds memory, and sample j of
-    measurement b depends on (seed, b, j) alone. tolerance, iterations: of conjugate gradients, where they are needed.
+    bundle: a Bundle, or a ReverseProcess. The covariance of a ReverseProcess is used unless you name a method.
+    noise_std: the standard deviation of the measurement's noise; 0 is allowed.
+    method: a row of METHODS or a covariance, such as "NPR-DDPM", "SN-DDIM" or "npr_full". "isotropic" uses PiGDM's
+    guess of the covariance. "DPS", "PiGDM" and "DiffPIR" are baselines.
+    way: "proximal" multiplies by the covariance. "guidance" also takes one gradient through the network at each step,
+    at about twice the cost. The default is guidance, but proximal for a full matrix, because there the gradient adds
+    nothing.
+    strength: the tuning parameter of DPS and DiffPIR.
+    condition: further inputs of the network by name, each a tensor with one entry per measurement.
+    batch_size: how many samples are drawn at once. It limits memory and does not change the samples: sample j of
+    measurement b depends on (seed, b, j) alone.
+    tolerance, iterations: of conjugate gradients, where they are needed.
 
     >>> import optcov, torch
     >>> from optcov.inverse import Mask, restore
@@ -120,7 +124,7 @@ def make_guide(
     strength: float | None,
     stopping: StoppingRule,
 ) -> tuple[Guide, str]:
-    """The guide of this method, and its title."""
+    """Return the guide of this method, and its title."""
     if way is not None and way not in WAYS:
         raise ValueError(f"way = {way!r} is not one of {', '.join(WAYS)}")
     baseline = next((known for known in BASELINES if known.lower() == str(method).strip().lower()), None)

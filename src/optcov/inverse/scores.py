@@ -1,4 +1,4 @@
-"""How good and how honest a restoration is: PSNR of its mean, coverage of its intervals, CRPS of its samples."""
+"""Scores of a restoration: PSNR of its mean, coverage of its intervals, CRPS of its samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optcov.schedule import check_number
 
 
 def psnr(mean: Tensor, truth: Tensor, width: float = 2.0) -> Tensor:
-    """Peak signal-to-noise ratio in dB per image, (B,), of images (B, *D) in a range of this width."""
+    """Peak signal-to-noise ratio in dB per image, (B,). width is the width of the data range; images are (B, *D)."""
     if not check_number("width", width) > 0:
         raise ValueError(f"width = {width} is not that of a range of images; pass one above 0, such as 2")
     _check(mean, truth)
@@ -20,9 +20,9 @@ def psnr(mean: Tensor, truth: Tensor, width: float = 2.0) -> Tensor:
 def coverage(samples: Tensor, truth: Tensor, level: float) -> Tensor:
     """The share of true pixels inside the central interval of this level, (B, *D); samples (B, S, *D), truth (B, *D).
 
-    A truth that is one more draw has a rank among the samples that is uniform over S + 1 places. It counts as inside
-    by the part of its place that lies within the level, so that the expectation is the level itself for every S.
-    Where truth and samples are equal its rank is any of theirs.
+    If the truth is distributed like a sample, its rank among the samples is uniform over S + 1 places. A place may lie
+    partly inside the level, and then counts by that part. So the expected coverage equals the level for every S. If the
+    truth equals some samples, it gets any of their ranks with equal probability.
     """
     _check_samples(samples, truth, 1)
     if not 0 < check_number("level", level) < 1:
@@ -35,7 +35,7 @@ def coverage(samples: Tensor, truth: Tensor, level: float) -> Tensor:
 
 
 def crps(samples: Tensor, truth: Tensor) -> Tensor:
-    """Continuous ranked probability score per pixel, (B, *D): E|X - x| - E|X - X'| / 2; less is better."""
+    """Continuous ranked probability score per pixel, (B, *D): E|X - x| - E|X - X'| / 2. Less is better."""
     _check_samples(samples, truth, 2)
     count = samples.shape[1]
     order, _ = samples.double().sort(1)

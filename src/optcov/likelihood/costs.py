@@ -1,4 +1,4 @@
-"""The table of costs that one sweep gives: F[s, t] of every covariance, and every score that follows from it."""
+"""The table of costs from one sweep: F[s, t] for every covariance, and all scores that follow from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Costs = np.ndarray[Any, np.dtype[np.float64]]
 
 @final
 class TimeGrid:
-    """The times of a sweep, ascending and ending at the final one, with the steps between them."""
+    """The times of a sweep, ascending up to the final one, and the steps between them."""
 
     def __init__(self, forward: ForwardProcess, times: Sequence[float]):
         self.forward = forward
@@ -42,18 +42,18 @@ class TimeGrid:
         return len(self.times)
 
     def steps(self, i: int) -> Steps:
-        """Steps from the i-th time to all earlier ones."""
+        """The steps from the i-th time to all earlier ones."""
         if self._latest is None or self._latest[0] != i:
             self._latest = (i, Steps.between(self.forward, self.times[i], self.tensor[:i]))
         return self._latest[1]
 
     @cached_property
     def nodes(self) -> int:
-        """Nodes that serve every column."""
+        """Interpolation nodes for all columns."""
         return node_count(self.steps(i) for i in range(len(self)))
 
     def place(self, t: float) -> int:
-        """Position of a time; the error names the grid."""
+        """The position of a time; the error names the grid."""
         if t not in self._place:
             raise ValueError(
                 f"time {t} is not among the {len(self)} times of this table; sweep a grid that contains it"
@@ -64,7 +64,7 @@ class TimeGrid:
 @final
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of all steps between the times of a grid, by covariance, in nats; a mean over the images of a sweep.
+    """The costs of all steps between the times of a grid, by covariance, in nats, averaged over images.
 
     Images are kept apart in G groups, so that scores and their paired differences have standard errors.
     """
@@ -78,14 +78,14 @@ class CostTable:
 
     @property
     def images(self) -> Tensor:
-        """Number of images in each group, (G,)."""
+        """The number of images in each group, (G,)."""
         return self.sums["images"]
 
     def costs(self, covariance: str, last_variance: str = "paper") -> Costs:
-        """F[s, t] in nats per image, infinite where there is no such step.
+        """F[s, t] in nats per image; infinite where there is no such step.
 
-        (N + 1, N + 1) for a discrete schedule, whichever times were swept; (T + 1, T + 1) by position on the grid for
-        real times.
+        For a discrete schedule the shape is (N + 1, N + 1), even if only some times were swept. For real times it is (T
+        + 1, T + 1), indexed by position on the grid.
         """
         compact = self.grid_costs(covariance, last_variance)
         schedule = self.grid.forward.schedule
@@ -98,7 +98,7 @@ class CostTable:
         return whole
 
     def grid_costs(self, covariance: str, last_variance: str = "paper") -> Costs:
-        """F by position on the grid, position 0 being time 0: (T + 1, T + 1)."""
+        """F[s, t] by position on the grid, (T + 1, T + 1). Position 0 is time 0."""
         T = len(self.grid)
         table = np.full((T + 1, T + 1), np.inf)
         table[0, 1:] = (self._last(covariance, last_variance).sum(1) / self.images.sum()).numpy()
@@ -117,7 +117,7 @@ class CostTable:
         return self.to_bits_per_dim(self.group_terms(covariance, trajectory, last_variance))
 
     def to_bits_per_dim(self, terms: Tensor) -> Tensor:
-        """-ELBO in bits/dim of each group, (G,), from its terms but the prior (K, G), in nats."""
+        """-ELBO in bits/dim of each group, (G,). terms: all terms except the prior, (K, G), in nats."""
         return (self.sums["prior"] + terms.sum(0)) / self.images / (self.dimensions * math.log(2))
 
     def group_terms(self, covariance: str, trajectory: Trajectory, last_variance: str = "paper") -> Tensor:
@@ -132,7 +132,7 @@ class CostTable:
         return torch.stack(terms)
 
     def score(self, covariance: str, trajectory: Trajectory, last_variance: str = "paper") -> Estimate:
-        """-ELBO in bits/dim, with the standard error that the groups show."""
+        """-ELBO in bits/dim. Its standard error comes from the groups."""
         return estimate(self.group_bits_per_dim(covariance, trajectory, last_variance), self.images)
 
     def difference(
@@ -143,7 +143,7 @@ class CostTable:
         other_trajectory: Trajectory | None = None,
         last_variance: str = "paper",
     ) -> Estimate:
-        """How much more bits/dim a covariance needs than another one on the same images and noise."""
+        """The bits/dim of a covariance minus those of another, on the same images and noise."""
         ours = self.group_bits_per_dim(covariance, trajectory, last_variance)
         theirs = self.group_bits_per_dim(other_covariance, other_trajectory or trajectory, last_variance)
         return paired_difference(ours, theirs, self.images)
@@ -155,16 +155,16 @@ class CostTable:
 
     @property
     def mean_square_noise(self) -> PerTime:
-        """Gamma_t = E mean(eps_hat^2) as the sweep measured it: what the covariance "analytic" takes."""
+        """Gamma_t = E mean(eps_hat^2), measured by the sweep; the covariance "analytic" uses it."""
         return self._per_time("noise_square")
 
     @property
     def mean_square_residual(self) -> PerTime:
-        """E mean((eps - eps_hat)^2) as the sweep measured it: what the covariance "npr_isotropic" takes."""
+        """E mean((eps - eps_hat)^2), measured by the sweep; the covariance "npr_isotropic" uses it."""
         return self._per_time("residual_square")
 
     def clamp_rates(self) -> dict[str, tuple[float, float]]:
-        """Share of pixels whose variance was negative, and too large for the data, by covariance with a head."""
+        """Two shares of pixels by covariance with a head: negative variances, and variances too large for the data."""
         rates = {}
         for name in self.covariances:
             if f"clamps/{name}" in self.sums:
@@ -173,7 +173,7 @@ class CostTable:
         return rates
 
     def isotropic_variance(self, covariance: str) -> Tensor | None:
-        """Variance of x_0 at each time for a covariance with one number per time, (T,); None for the others."""
+        """The variance of x_0 at each time, (T,), for a covariance with one number per time; None for others."""
         return self.given.get(covariance, self._measured_variances.get(covariance))
 
     @cached_property

@@ -2,7 +2,7 @@
 
     -ELBO = prior + sum over steps of transitions + reconstruction  >=  -log p(x_0)
 
-Each term is defined in `terms`, where the table of costs takes it from, too.
+Each term is defined in `terms`. The table of costs uses the same definitions.
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ def elbo(
 ) -> ElboTerms:
     """Score images x_0 (B, *D) along a trajectory that ends at the schedule's final time.
 
-    noise: callable t -> (B, *D), the noise that takes x_0 to x_t. By default it depends on (seed, image, t) alone;
-    images are the numbers of the images, 0..B-1 unless told, so that a batch's place in a data set does not matter.
+    noise: a callable t -> (B, *D), the noise that takes x_0 to x_t. By default the noise depends on (seed, image
+    number, t) alone.
+    images: the image numbers, by default 0..B-1. Pass them to make the result independent of the batch.
+    condition: further inputs of the network by name, each a tensor with one entry per image.
+    last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2). "own" is the covariance's own, but at
+    least the variance of rounding to 8 bits. "reference_table" reproduces the authors' tables of costs.
+    cdf: "exact", or "tanh", which is the authors' approximation.
 
-    condition: what else the network takes by name, each a tensor with one entry per image.
-
-    last_variance: the variance of p(x_0 | x_tau_1). "paper" is beta-tilde(1|2), "own" the covariance's own, at least
-    that of rounding to 8 bits; "reference_table" reproduces the authors' tables of costs. cdf: "exact", or "tanh" as
-    the authors approximate it. A process without data_range is scored by a plain Gaussian density at the last step.
+    A process without data_range is scored by a plain Gaussian density at the last step.
 
     >>> from optcov import ForwardProcess, Schedule, oracle
     >>> schedule = Schedule.linear()
@@ -118,7 +119,7 @@ def elbo(
 
 
 def check_ends_at_final_time(trajectory: Trajectory, schedule: Schedule) -> None:
-    """Refuse a trajectory whose last time is not that of the prior."""
+    """Refuse a trajectory that does not end at the schedule's final time."""
     if trajectory.times[-1] != schedule.final_time:
         raise ValueError(
             f"a bound needs a trajectory that ends at the schedule's final time {schedule.final_time:g}, but this one "

@@ -1,13 +1,13 @@
 """The likelihood of the probability-flow ODE, for schedules with real times (Appendix of score-based models).
 
-With n^2 = alpha_bar + beta_bar, z = x / n and the angle theta whose tangent is sqrt(beta_bar / alpha_bar), the flow of
-every schedule is dz / d theta = v, the velocity (sqrt(alpha_bar) eps_hat - sqrt(beta_bar) x0_hat) / n, so that
+Let n^2 = alpha_bar + beta_bar, z = x / n, and theta the angle with tangent sqrt(beta_bar / alpha_bar). For every
+schedule the flow is dz / d theta = v, with the velocity v = (sqrt(alpha_bar) eps_hat - sqrt(beta_bar) x0_hat) / n. So
 
     log p(x_0) = log p(z_T) + integral of the divergence of v by z over theta
 
-up to the change of variables at both ends. The angle stays below pi / 2, which is reached where no signal is left, and
-it is smooth down to time 0. The divergence is estimated by one probe of random signs per image (Hutchinson): unbiased
-for the log-likelihood.
+up to the change of variables at both ends. The angle is pi / 2 where no signal is left, and smaller elsewhere. It is
+smooth down to time 0. The divergence is estimated with one probe of random signs per image (Hutchinson). This estimate
+of the log-likelihood is unbiased.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OdeLikelihood:
     evaluations: int  # of the network, for the whole batch
 
     def bits_per_dim(self) -> Tensor:
-        """Bits per dimension, (B,): for 8-bit data an upper bound in expectation, by uniform dequantisation."""
+        """Bits per dimension, (B,). For 8-bit data an upper bound in expectation, because of uniform dequantisation."""
         nats = self.log_density + self.dimensions * math.log(self.bin_width or 1.0)
         return -nats / (self.dimensions * math.log(2))
 
@@ -63,10 +63,13 @@ def ode_likelihood(
 ) -> OdeLikelihood:
     """Integrate the probability flow from x_0 (B, *D) at the schedule's first time to the final one.
 
-    With a data_range, x_0 is 8-bit data on its 256 values and gets noise uniform over a bin (dequantisation); without
-    one it is scored as it is. seed and images (0..B-1 unless told) fix probes and dequantisation. rtol, atol: of
-    torchdiffeq's dopri5. Nothing is clipped. The network must be differentiable.
-    condition: what else the network takes by name, each a tensor with one entry per image.
+    data_range: with a range, x_0 is 8-bit data, and gets noise that is uniform over one of the 256 bins
+    (dequantisation). With None, x_0 is scored as it is.
+    seed, images: determine the probes and the dequantisation. images are the image numbers, by default 0..B-1.
+    rtol, atol: tolerances of torchdiffeq's dopri5.
+    condition: further inputs of the network by name, each a tensor with one entry per image.
+
+    Nothing is clipped. The network must be differentiable.
     """
     from torchdiffeq import odeint
 

@@ -1,6 +1,6 @@
-"""The bits/dim of images as a result: data that prints as a table, shows itself in a notebook, and plots.
+"""The bits/dim of images as a result that prints as a table, shows itself in a notebook, and plots.
 
-A density of latents is not one of images, so that it is given in nats per latent dimension, and never as bits/dim.
+A density of latents is not a density of images. So it is given in nats per latent dimension, never in bits/dim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ BITS, NATS = "bits/dim", "nats per latent dimension"
 @final
 @dataclass(frozen=True)
 class Likelihoods:
-    """Upper bounds of the negative log-likelihood, in bits/dim, by covariance, number of steps and kind of times."""
+    """Upper bounds of the negative log-likelihood, by covariance, number of steps and kind of times.
+
+    They are in bits/dim, or in nats per latent dimension for latents.
+    """
 
     rows: tuple[LikelihoodRow, ...]
     title: str = "bits/dim (upper bound)"
@@ -32,7 +35,7 @@ class Likelihoods:
 
     @property
     def unit(self) -> str:
-        """What the numbers are."""
+        """The unit of the numbers."""
         return NATS if self.latents else BITS
 
     @property
@@ -41,9 +44,10 @@ class Likelihoods:
         return sorted({row.K for row in self.rows})
 
     def of(self, covariance: str, K: int, kind: str = "ET") -> Estimate:
-        """Bits/dim, or nats per latent dimension, of a covariance in K steps at even (ET) or optimal times (OT).
+        """The bound of a covariance in K steps, in bits/dim, or in nats per latent dimension.
 
-        covariance: its name, or that of a method that has it, such as "NPR-DDPM".
+        covariance: the name of a covariance, or of a method that uses it, such as "NPR-DDPM".
+        kind: "ET" for even times, "OT" for optimal times.
         """
         kinds = Covariance.registry.values()
         name = next((kind.name for kind in kinds if covariance in [row.name for row in kind.rows]), covariance)
@@ -54,7 +58,7 @@ class Likelihoods:
         raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); there are {known}")
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows, for display: methods by their names, and the kind of times where there are two."""
+        """Header and rows of a table, for display: methods by name, and the kind of times if there are two kinds."""
         shown = sorted(self._shown(), key=lambda row: row.kind)
         two = len({row.kind for row in shown}) > 1
         found = {(row.kind, row.covariance, row.K): str(row.bits_per_dim) for row in shown}
@@ -93,14 +97,14 @@ class Likelihoods:
         return Estimate(bits.mean * math.log(2), error, bits.count)
 
     def plot(self, path: str | Path) -> Path:
-        """Write bits/dim, or nats per latent dimension, against the number of steps as a PNG, and return where."""
+        """Plot the bounds against the number of steps, write a PNG, and return its path."""
         from optcov.likelihood.plots import plot_bits
 
         plot_bits(self._shown(), Path(path), self.unit)
         return Path(path)
 
     def plot_all(self, directory: Path) -> None:
-        """Write every plot into a directory: bits/dim, the terms by time, and the times that were chosen."""
+        """Write all plots into a directory: bits/dim, the terms by time, and the chosen times."""
         from optcov.likelihood.plots import plot_terms, plot_times
 
         K = self.lengths[len(self.lengths) // 2]

@@ -1,4 +1,4 @@
-"""Means with standard errors, over images, over groups of images, and of paired differences."""
+"""Means with standard errors, of single images, groups of images, and paired differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, and how far it would typically lie from that of infinitely many images."""
+    """A mean and its standard error."""
 
     mean: float
     standard_error: float | None  # None if there is only one value to judge by
@@ -42,9 +42,9 @@ def estimate(values: Tensor, weights: Tensor | None = None) -> Estimate:
 
 
 def paired_difference(values: Tensor, others: Tensor, weights: Tensor | None = None) -> Estimate:
-    """Mean of values - others (n,), with the standard error that the pairing leaves.
+    """Mean of values - others (n,), with the standard error of the paired differences.
 
-    Two covariances scored on the same images and noise differ far less than the images do among themselves.
+    On the same images and noise, two covariances differ far less than the images differ from each other.
     """
     if values.shape != others.shape:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""The sweep: one network evaluation per image and time prices every step of every covariance.
+"""The sweep: one network evaluation per image and time gives the cost of every step of every covariance.
 
-While images stream through a time t, each covariance leaves sums (see `cells`); when the last image of that time is
-done, they become a profile of costs of a fixed size. Memory does not grow with the number of images. Everything kept
-is a sum over images, so that processes that each take a share of the images merge by addition.
+While images stream through a time t, each covariance gathers sums (see `cells`). After the last image of that time, the
+sums become a profile of costs of fixed size. So memory does not grow with the number of images. Everything kept is a
+sum over images, so several processes can each take a share of the images and add their results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from optcov.storage import StorageError, read_tensors, write_tensors
 @final
 @dataclass(frozen=True)
 class SweepProgress:
-    """Where a sweep stands, after each batch."""
+    """The state of a sweep after a batch."""
 
     done: int  # batches, over all times
     total: int
@@ -53,10 +53,10 @@ class SweepProgress:
 
 @final
 class Sweep:
-    """An iterator over the batches of a sweep; `table` is there once it is drained.
+    """An iterator over the batches of a sweep; `table` exists after the last batch.
 
-    See `cost_table` for the arguments. With a state file, a run that is stopped goes on at the time it had reached,
-    and a finished one is not repeated.
+    See `cost_table` for the arguments. With a state file, a stopped run resumes at the time it had reached, and a
+    finished run is not repeated.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Sweep:
 
     @property
     def table(self) -> CostTable:
-        """The result; an error before the sweep is drained."""
+        """The result; an error before the last batch is done."""
         if self._sums is None or self._sums.finished < len(self.grid):
             raise ValueError("the sweep is not finished; iterate over it to its end first")
         return self._sums.table()
@@ -281,25 +281,27 @@ def cost_table(
     progress: Callable[[SweepProgress], None] | None = None,
     **options: Any,
 ) -> CostTable:
-    """Price every step of every covariance by one network evaluation per image and time.
+    """Compute the cost of every step of every covariance, with one network evaluation per image and time.
 
-    process: its network, forward process and data range are used; its own covariance does not matter.
-    images: (n, *D), or a source of batches. covariances: names, or Covariance objects by name; by default all that need
-    no head and those whose head the network has.
-
-    condition: what else the network takes by name, each a tensor with one entry per image; by default what the source
-    of images itself offers as `condition(index)`.
-
-    times: a sub-grid of times that ends at the final one; default all of them, for real times i / 1000.
-    seed: noise depends on (seed, image, t) alone; `elbo` with the same seed sees the same. noise: callable t -> noise
-    of all images, instead. last_variances, cdf: conventions of the last step to keep, as in `elbo`.
-    mean_square_noise, mean_square_residual: numbers per time of "analytic" and "npr_isotropic"; default the sweep's.
-    spectra: those of "spectral", "npr_correlated" and "sn_correlated", by the names "residual", "npr" and "sn".
-    groups: how many groups of images are kept apart for standard errors. shard: (number, count), to sweep one share
-    of the images and `merge` the tables. state: file to go on from after a stop, written every
-    save_every seconds; identity: what the network is known by, so that the state of another one
-    is refused; by default that of a HeadedNetwork.
-    progress: called after each batch.
+    process: gives the network, the forward process and the data range. Its own covariance is not used.
+    images: (n, *D), or a source of batches.
+    covariances: names, or a dict of Covariance objects by name. By default all that need no head, and those whose head
+    the network has.
+    condition: further inputs of the network by name, each a tensor with one entry per image. By default what the source
+    of images offers as `condition(index)`.
+    times: some of the times, ending at the final one. By default all of them; for real times, 1000 evenly spaced ones.
+    seed: noise depends on (seed, image number, t) alone. `elbo` with the same seed uses the same noise.
+    noise: a callable t -> noise of all images, instead of the seed.
+    last_variances, cdf: the conventions of the last step to keep, as in `elbo`.
+    mean_square_noise, mean_square_residual: numbers per time for "analytic" and "npr_isotropic". By default the sweep
+    measures them.
+    spectra: a dict with keys "residual", "npr" and "sn", for "spectral", "npr_correlated" and "sn_correlated".
+    groups: the number of groups of images that are kept apart for standard errors.
+    shard: (number, count) sweeps one share of the images; `merge` joins the tables.
+    state: a file that lets a stopped run resume. It is written every save_every seconds.
+    identity: what identifies the network. A state file of another network is refused. By default that of a
+    HeadedNetwork.
+    progress: a function that is called after each batch.
 
     >>> from optcov import ForwardProcess, Schedule, Trajectory, oracle
     >>> schedule = Schedule.linear()
@@ -317,7 +319,7 @@ def cost_table(
 
 
 def merge(tables: Sequence[CostTable]) -> CostTable:
-    """Join the tables of several shards of one set of images: their sums add up."""
+    """Join the tables of several shards of one set of images, by adding their sums."""
     first = tables[0]
     for table in tables[1:]:
         if (table.grid.times, table.covariances, table.dimensions) != (
@@ -331,7 +333,7 @@ def merge(tables: Sequence[CostTable]) -> CostTable:
 
 
 def merge_processes(table: CostTable, processes: int) -> CostTable:
-    """Merge the shards of all processes of a run under Accelerate, in every one of them."""
+    """Merge the shards of all processes of a run under Accelerate. Every process gets the result."""
     if processes == 1:
         return table
     from accelerate.utils import reduce

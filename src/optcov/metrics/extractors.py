@@ -37,7 +37,7 @@ LITE0_SIZE = 96  # pixels, the least at which its features are of use
 @final
 @dataclass(frozen=True)
 class Extractor:
-    """A function of 8-bit images, with the name of the distance it gives."""
+    """A function of 8-bit images, and the name of the distance that it gives."""
 
     function: Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> floating point (B, d)
     distance: str  # FID, FD-fashion, ...
@@ -50,7 +50,7 @@ class Extractor:
 
     @property
     def identity(self) -> str:
-        """Tells measured distances apart: the name, and of a module of yours what it is made of."""
+        """Tells measured distances apart: the name, and for a module of your own what it is made of."""
         if not isinstance(self.function, nn.Module):
             return self.distance
         digest = hashlib.sha256(repr(self.function).encode())
@@ -63,7 +63,7 @@ class Extractor:
         return f"{self.distance} {digest.hexdigest()}"
 
     def check(self, shape: Sequence[int], name: str) -> None:
-        """Refuse images of a shape that the function does not take, before they are drawn or read on."""
+        """Refuse images of a shape that the function does not take, before they are drawn or read."""
         if self.shape not in (None, tuple(shape)):
             raise MetricError(
                 f"{self.distance} is for images of shape {self.shape}, but {name} has {tuple(shape)}; choose other "

@@ -2,13 +2,13 @@
 
     d^2 = |a - b|^2 + tr A + tr B - 2 sum of the singular values of Q^T R,    Q Q^T = A,  R R^T = B
 
-with means a, b and covariances A, B. The singular values are the roots of the eigenvalues of A B, so that nothing turns
-complex; found as such they keep all digits, of which the root of a small eigenvalue would lose half. Eigenvalues of A
-and B that are 0 up to rounding count as 0, so that singular covariances do not add the root of a rounding error. Where
-there are fewer samples than features, the centred samples are a root themselves, and none has to be found.
+with means a, b and covariances A, B. The singular values are the square roots of the eigenvalues of A B. Computed as
+singular values they are never complex and keep all digits; the root of a small eigenvalue would lose half of them.
+Eigenvalues of A and B that are 0 up to rounding count as 0. Otherwise a singular covariance would add the root of a
+rounding error. If there are fewer samples than features, the centred samples are used as the root Q or R.
 
-The distance of n samples exceeds that of infinitely many by about c/n. With the samples in G groups and d_g the
-distance without group g, the jackknife gives at once
+The distance of n samples exceeds the distance of infinitely many by about c/n. Put the samples in G groups, and let d_g
+be the distance without group g. The jackknife gives both
 
     standard error   sqrt((G - 1) / G  sum (d_g - mean d_g)^2)
     limit            G d - (G - 1) mean d_g           the line through n and n (G - 1)/G in 1/n, at 1/n = 0
@@ -36,7 +36,7 @@ Features = Tensor | FeatureStatistics  # (n, d), or what is left of them
 @final
 @dataclass(frozen=True)
 class Distance:
-    """A measured distance; what is unknown because only statistics were given is None."""
+    """A measured distance. A field is None if it cannot be known, because only statistics were given."""
 
     value: float  # with the samples at hand
     standard_error: float | None
@@ -70,16 +70,17 @@ class _Gaussian:
 
 
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
-    """Squared Frechet distance of two Gaussians, never negative."""
+    """Squared Frechet distance of two Gaussians; it is never negative."""
     _check(first, second)
     return _Gaussian.of(first).distance(_Gaussian.of(second))
 
 
 def measure_frechet(first: Features, second: Features, groups: int = GROUPS, mix: bool = True) -> Distance:
-    """Frechet distance of features (n, d), or of statistics; error and limit come from the features.
+    """Frechet distance of features (n, d), or of statistics. Error and limit come from the features.
 
-    Each side that is given as features is resampled; a side given as statistics counts as exact. mix: deal the rows to
-    the groups at random, the same for as many rows, so that an order by class does not matter; else in turn.
+    A side that is given as features is resampled. A side that is given as statistics counts as exact.
+    mix: True deals the rows to the groups at random, so that an order by class does not matter. The order depends on
+    the number of rows alone. False deals them in turn.
     """
     sides = [mixed(side) if mix and isinstance(side, Tensor) else side for side in (first, second)]
     parts = [_groups(side, groups) for side in sides]
@@ -99,12 +100,12 @@ def measure_frechet(first: Features, second: Features, groups: int = GROUPS, mix
 
 
 def mixed(rows: Tensor) -> Tensor:
-    """The rows in a random order, which depends on their number alone."""
+    """The rows in a random order that depends on their number alone."""
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(rows.device)]
 
 
 def jackknife_error(replicates: Sequence[Sequence[float]]) -> float:
-    """Standard error from numbers without each group, side by side; of differences, if they are differences."""
+    """Standard error from values computed without each group. Pass differences to get the error of a difference."""
     return math.sqrt(sum(_jackknife_variance(part) for part in replicates if part))
 
 

@@ -1,8 +1,8 @@
-"""Statistics of many images, gathered once and kept: a run that is interrupted goes on where it was.
+"""Statistics of many images, gathered once and kept. An interrupted run resumes.
 
-Beside the file that is to be written lies what was gathered so far: the statistics of the first images, in float64, and
-the rows that are kept. It is replaced at once or not at all, so that a killed run loses what came after it. Batches end
-at the same images in every run, so that a resumed run gathers the same numbers.
+A progress file lies beside the file to write. It holds what was gathered so far: the statistics of the first images, in
+float64, and the kept rows. It is replaced completely or not at all, so a killed run loses only what came after it.
+Batches end at the same images in every run, so a resumed run gathers the same numbers.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ ROWS = 10_000  # images whose features are kept for the kernel distance
 @final
 @dataclass(frozen=True)
 class Gathered:
-    """Where a run stands."""
+    """The state of a run."""
 
     done: int
     total: int
 
 
 def kept_rows(total: int, rows: int) -> Tensor:
-    """Numbers of the images whose features are kept: a random choice, which depends on the two counts alone."""
+    """Numbers of the images whose features are kept: a random choice that depends on the two counts alone."""
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:rows].sort().values
 
 
 def progress_file(path: Path) -> Path:
-    """Where a run keeps what it has gathered for a file."""
+    """The path of the progress file that belongs to a file."""
     return path.with_name(f"{path.name}.progress.safetensors")
 
 
 def check_place(images: ImageSet, extractor: Extractor, path: Path, rows: int = ROWS) -> bool:
-    """Whether the file is there already and holds the statistics of these images; other statistics are refused."""
+    """Whether the file exists and holds the statistics of these images. Other statistics are refused."""
     if not path.exists():
         storage.require_writable(path)
         return False
@@ -71,8 +71,9 @@ def gather_statistics(
 ) -> Iterator[Gathered]:
     """Write mean and covariance of the features of all images to a .npz file, with some of the features.
 
-    packed: as `FeatureStatistics.save` takes it. Yields after each batch. The same call goes on after an interruption;
-    if the file is there already, it ends at once.
+    packed: as in `FeatureStatistics.save`.
+
+    Yields after each batch. The same call resumes after an interruption. If the file exists already, it ends at once.
     """
     if check_place(images, extractor, path, rows):
         return

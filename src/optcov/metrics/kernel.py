@@ -2,9 +2,9 @@
 
     mean of k(x, x') over pairs of different rows + the same of y - 2 mean of k(x, y)
 
-It is unbiased, so that no limit of many samples is needed. `measure_kernel` takes all pairs at once. It sums the kernel
-over pairs of groups, from which the distance without any group follows, and so the standard error by the jackknife that
-the Frechet distance has, too. `kernel_distance` is torchmetrics' mean over random subsets, as papers report it.
+It is unbiased, so it needs no limit of many samples. `measure_kernel` uses all pairs. It sums the kernel over pairs of
+groups. These sums give the distance without any one group, and so the jackknife's standard error, as for the Frechet
+distance. `kernel_distance` is torchmetrics' mean over random subsets, as papers report it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from optcov.metrics.statistics import MetricError
 @final
 @dataclass(frozen=True)
 class KernelDistance:
-    """Mean over subsets, and their spread, which is that of one subset and not the error of the mean.
+    """Mean over subsets, and their spread. The spread is that of one subset, not the error of the mean.
 
-    The spread is None where every subset holds all images of a side: it would tell nothing of them.
+    The spread is None if every subset holds all images of a side, because then it says nothing.
     """
 
     value: float
@@ -76,14 +76,20 @@ def kernel_distance(
 @final
 @dataclass(frozen=True)
 class KernelSide:
-    """One side of a kernel distance; its sums over pairs of its own rows are found once and serve many others."""
+    """One side of a kernel distance.
+
+    The sums over pairs of its own rows are computed once, and used for many other sides.
+    """
 
     rows: Tensor  # float64, (n, d)
     groups: int
 
     @staticmethod
     def of(rows: Tensor, groups: int = GROUPS, mix: bool = True) -> KernelSide:
-        """Deal rows (n, d) to groups: at random, the same for as many rows, or in turn."""
+        """Deal rows (n, d) to groups.
+
+        mix: True deals them at random, in an order that depends on their number alone. False deals them in turn.
+        """
         if rows.ndim != 2 or len(rows) < 4:
             raise MetricError(f"a kernel distance needs features (n, d) of at least 4 images, got {tuple(rows.shape)}")
         if not bool(rows.isfinite().all()):
@@ -93,7 +99,7 @@ class KernelSide:
 
     @cached_property
     def inner(self) -> Tensor:
-        """Sums of the kernel over pairs of different rows, by their groups (groups, groups)."""
+        """Sums of the kernel over pairs of different rows, by their groups, (groups, groups)."""
         own = (self.rows.square().sum(1) / self.rows.shape[1] + 1) ** 3
         sums = self.against(self)
         for group in range(self.groups):
@@ -102,11 +108,11 @@ class KernelSide:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """How many rows each group has, (groups,)."""
+        """The number of rows in each group, (groups,)."""
         return torch.arange(len(self.rows)).remainder(self.groups).bincount().double()
 
     def against(self, other: KernelSide) -> Tensor:
-        """Sums of the kernel over all pairs of a row here and one there, by their groups."""
+        """Sums of the kernel over all pairs of a row of this side and a row of the other, by their groups."""
         labels = torch.arange(len(other.rows)).remainder(other.groups)
         found = []
         for group in range(self.groups):
@@ -116,9 +122,9 @@ class KernelSide:
 
 
 def measure_kernel(first: Tensor | KernelSide, second: Tensor | KernelSide, mix: bool = True) -> Distance:
-    """Unbiased kernel distance of features (n, d) and (m, d), with its standard error; it is its own limit.
+    """Unbiased kernel distance of features (n, d) and (m, d), with its standard error. It is its own limit.
 
-    Where both sides have the same distribution it scatters about 0, and may be negative.
+    If both sides have the same distribution, it scatters about 0, and may be negative.
     """
     sides = [side if isinstance(side, KernelSide) else KernelSide.of(side, mix=mix) for side in (first, second)]
     one, other = sides
@@ -141,7 +147,7 @@ def measure_kernel(first: Tensor | KernelSide, second: Tensor | KernelSide, mix:
 
 
 def rows_of(side: Features) -> Tensor | None:
-    """The features of a side, or of statistics those that were kept; None if none were."""
+    """The features of a side; for statistics, the features that were kept with them. None if none were kept."""
     return side if isinstance(side, Tensor) else side.rows
 
 

@@ -1,11 +1,11 @@
-"""A backbone: any module that predicts from (x, time), with its features tapped on the way.
+"""A backbone: any module that predicts from (x, time), whose features are read during the forward pass.
 
-The input of a named output module (`conv_norm_out` of diffusers' UNet2DModel) is the last thing that noise prediction
-and heads share; a hook reads it, so that one forward pass serves them all, and nobody's forward pass is
-rewritten. The time embedding is read likewise, for the heads that need it, and the activation that follows a tapped
-normalisation, for the heads that would compute the same.
+Noise prediction and heads share everything up to the input of a named output module (`conv_norm_out` of diffusers'
+UNet2DModel). A hook reads this input. So one forward pass serves them all, and no forward pass is rewritten. The time
+embedding is read in the same way, for the heads that need it. So is the activation after a tapped normalisation, for
+heads that would compute the same.
 
-A backbone may be in half precision and stays so. What leaves it for heads and variances is float32.
+A backbone may be in half precision, and stays so. Its outputs to heads and variances are float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from optcov.networks.taps import Tap, tap_of
 @final
 @dataclass(frozen=True)
 class BackboneOutput:
-    """What one forward pass gives."""
+    """The result of one forward pass."""
 
     output: Tensor  # the module's own output, (B, C or 2C, *D)
     features: Tensor  # input of the tapped module, (B, F, *D); of tokens, on their grid: (B, F, h, w)
@@ -38,16 +38,16 @@ class BackboneOutput:
 
 @final
 class Backbone(nn.Module):
-    """A module with the names of what to tap in it.
+    """A module, and the names of what to read in it.
 
     module: takes (x, time argument (B,), **condition) and returns a tensor, or an object with `.sample` as diffusers
-        does, of the shape of x but for its channels. How networks of diffusers are called that want it otherwise
-        (packed latents, other names), `optcov.networks.calls` knows. The time is float32 whatever the module's
-        precision; x and floating-point conditions are cast to that of its weights.
-    tap: name of the submodule whose input is the features, or a Tap; the module's output should depend on them alone.
-        None for a module without layers, which has no features and takes no heads.
-    time_embedding: name of the submodule whose output is the time embedding, or None.
-    activation: name of the SiLU behind the tapped normalisation, whose output heads may share, or None.
+    does. The output has the shape of x, except for its channels. `optcov.networks.calls` knows the diffusers networks
+    that are called differently (packed latents, other names). The time is float32, whatever the module's precision. x
+    and floating-point conditions are cast to the dtype of its weights.
+    tap: the name of the submodule whose input is the features, or a Tap. The module's output should depend on the
+    features alone. None for a module without layers, which has no features and takes no heads.
+    time_embedding: the name of the submodule whose output is the time embedding, or None.
+    activation: the name of the SiLU after the tapped normalisation, whose output heads may share, or None.
 
     >>> import torch
     >>> from torch import nn
@@ -82,7 +82,7 @@ class Backbone(nn.Module):
 
     @property
     def layer(self) -> str | None:
-        """The output layer that is tapped, by name; None if there is none."""
+        """The name of the tapped output layer; None if there is none."""
         return self.tap if self.output_tap is None else self.output_tap.layer
 
     @staticmethod
@@ -91,7 +91,7 @@ class Backbone(nn.Module):
         return Backbone(module, tap_of(module, layer))
 
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> BackboneOutput:
-        """Run the module once: x (B, C, *D), time argument (B,), and what else the module takes by name."""
+        """Run the module once: x (B, C, *D), time argument (B,), and the module's further inputs by name."""
         if condition:
             self._check_names(condition)
         elif isinstance(getattr(self.module, "class_embedding", None), nn.Module):
@@ -108,7 +108,10 @@ class Backbone(nn.Module):
         return _lifted(seen) if given != x.dtype == torch.float64 else seen  # heads are of the data's precision
 
     def watched(self, run: Callable[[], Tensor], x: Tensor) -> BackboneOutput:
-        """What a run of the module gives, whoever calls it. x: the data it sees, (B, C, *D)."""
+        """The output and features of a run of the module, which the caller's function starts.
+
+        x: the data that the module sees, (B, C, *D).
+        """
         with self._taps() as seen:
             raw = run()
         if self.tap is None:
@@ -183,9 +186,9 @@ def _lifted(known: BackboneOutput) -> BackboneOutput:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """SHA-256 of a module's weights by name, as float32, in hexadecimal: what heads remember of their backbone.
+    """SHA-256 of a module's weights by name, as float32, in hexadecimal. Heads store the fingerprint of their backbone.
 
-    Weights stored in half precision and read back as float32 keep it, since that is exact.
+    Weights that are stored in half precision and read back as float32 keep their fingerprint, because this is exact.
     """
     weights = module.state_dict().items()
     return digest_tensors({name: w.float() if w.is_floating_point() else w for name, w in weights})

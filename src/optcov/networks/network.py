@@ -1,7 +1,7 @@
-"""A denoiser with heads: the callable (x_t, t, **condition) -> Prediction that the rest of the package speaks of.
+"""A denoiser with heads: the callable (x_t, t, **condition) -> Prediction that the rest of the package uses.
 
 backbone(x_t, argument(t), **condition) -> raw output, features, time embedding
-prediction = raw output as it is meant,  heads = {name: head(features, time embedding)}        (Eq. 17)
+prediction = interpreted raw output,  heads = {name: head(features, time embedding)}           (Eq. 17)
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from optcov.schedule import Schedule, Time
 class HeadedNetwork(nn.Module):
     """A backbone, the schedule it was trained on, and any number of heads.
 
-    schedule: the backbone's own; times t of a call are times of this schedule unless `with_schedule` gives another one.
-    time_argument: (t - shift) * scale as the backbone expects it; by default 1000 n / N, or 999 t.
+    schedule: the backbone's own schedule. The times t of a call belong to it, unless `with_schedule` sets another one.
+    time_argument: (t - shift) * scale, the time input of the backbone. By default shift is 0, and scale is
+    `schedule.argument_scale`: 1000 / N for discrete times, 999 for VP and VE SDEs, 1000 for flow matching, 1 for EDM.
     parameterisation: what the backbone's output means, see optcov.prediction.
-    learned_range: the output has twice the channels, noise and the v of Improved DDPM.
-    empty_condition: what stands for no condition, each (1, ...).
+    learned_range: True if the output has twice the channels: noise, and the v of Improved DDPM.
+    empty_condition: the condition that stands for no condition, each entry (1, ...).
     """
 
     def __init__(
@@ -59,28 +60,31 @@ class HeadedNetwork(nn.Module):
 
     @property
     def empty_condition(self) -> dict[str, Tensor]:
-        """What stands for no condition, each (1, ...): what the backbone is told where a call has no condition."""
+        """The condition that stands for no condition, each entry (1, ...). The backbone gets it if a call has none."""
         return {name: self.get_buffer(f"empty_{name}") for name in self._empty}
 
     @property
     def output_heads(self) -> tuple[str, ...]:
-        """Heads that the output of the backbone itself stands for."""
+        """Names of the heads that are part of the backbone's own output."""
         return ("range",) if self.learned_range else ()
 
     def with_heads(self, heads: Mapping[str, Head]) -> HeadedNetwork:
-        """Use the same weights with these heads, and no others."""
+        """Use the same weights with these heads and no others."""
         return self._sharing(heads=nn.ModuleDict(dict(heads)))
 
     def with_only_heads(self, *names: str) -> HeadedNetwork:
-        """Use the same weights with these heads alone, which saves time; names that it does not have are ignored."""
+        """Use the same weights with these heads alone, which saves time. Unknown names are ignored."""
         return self.with_heads({name: self.heads[name] for name in names if name in self.heads})  # type: ignore[misc]
 
     def with_empty_condition(self, empty_condition: Mapping[str, Tensor]) -> HeadedNetwork:
-        """Use the same weights, with this in the place of no condition."""
+        """Use the same weights with another empty condition."""
         return self._sharing(empty_condition=empty_condition)
 
     def with_schedule(self, schedule: Schedule) -> HeadedNetwork:
-        """Use the same weights at times of another schedule, by matching the log-SNR (alpha-bar, if both are VP)."""
+        """Use the same weights at times of another schedule.
+
+        Times are matched by log-SNR, or by alpha-bar if both schedules preserve variance.
+        """
         other = self._sharing()
         other.schedule, other._match = schedule, TimeMatch(schedule, self.native_schedule)
         return other
@@ -94,7 +98,10 @@ class HeadedNetwork(nn.Module):
         return other
 
     def identity(self, heads: Collection[str] | None = None) -> dict[str, Any]:
-        """What its predictions depend on, by name: see optcov.identity. heads: those that matter, by default all."""
+        """Everything that the predictions depend on, by name; see optcov.identity.
+
+        heads: the heads to include, by default all.
+        """
         own, used = self.native_schedule.identity(), self.schedule.identity()
         argument = self.time_argument
         dtype = next((weight.dtype for weight in self.backbone.parameters()), torch.float32)
@@ -130,7 +137,7 @@ class HeadedNetwork(nn.Module):
         return other.train(self.training)
 
     def forward(self, x_t: Tensor, t: Time, **condition: Tensor) -> Prediction:
-        """Predict at x_t (B, *D) and t, a number or (B,), a time of `self.schedule`."""
+        """Predict at x_t (B, *D) and t, a number or (B,), which are times of `self.schedule`."""
         return self.predict_from(self.features(x_t, t, **condition), x_t, t)
 
     def features(self, x_t: Tensor, t: Time, **condition: Tensor) -> BackboneOutput:
@@ -178,17 +185,17 @@ class HeadedNetwork(nn.Module):
         return self.time_argument(self.schedule.check_times(t) if self._match is None else self._match(t))
 
     def input_scale(self, t: Time) -> Tensor | None:
-        """What `features` multiplies x_t by at times of `self.schedule`, () or (B,); None: it stays."""
+        """The factor of x_t in `features` at times of `self.schedule`, () or (B,); None if x_t is not scaled."""
         return None if self._match is None or self._match.same_scale else self._match.scale(t)
 
     def prediction_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Prediction:
-        """What a backbone pass at hand says of x_t, without the heads."""
+        """The prediction from an existing backbone output, without heads."""
         raw = output.output[:, : x_t.shape[1]].contiguous()  # what follows mixes it with x_t, pixel by pixel
         signal, spread = self.schedule.levels(t)
         return Prediction(x_t, t, raw, self.parameterisation, signal, spread)
 
     def predict_from(self, output: BackboneOutput, x_t: Tensor, t: Time) -> Prediction:
-        """The same with what the heads say."""
+        """The prediction from an existing backbone output, with heads."""
         prediction = self.prediction_from(output, x_t, t)
         log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32).expand(len(x_t))
         heads, units, excesses = {}, {}, []

@@ -1,11 +1,11 @@
 """How noisy each time is: signal power alpha_bar, noise power beta_bar, and the logarithm of their ratio.
 
 q(x_t | x_0) = N(sqrt(alpha_bar_t) x_0, beta_bar_t I)  (Eq. 2). Time 0 is data. A discrete schedule counts its times
-0..N; real times run over [0, 1], and those of EDM are its sigma. Everything is float64, and beta_bar is computed from
-log alpha_bar, never as 1 - alpha_bar, so that nothing cancels at either end.
+0..N. Real times are in [0, 1]; EDM's times are its sigma. Everything is float64. beta_bar is computed from log
+alpha_bar, never as 1 - alpha_bar, so that no digits cancel at either end.
 
-A schedule answers what depends on its kind, so that nobody asks of what kind it is (see `Schedule`). A new one is a
-subclass with four methods.
+A new schedule is a subclass of `Schedule` with four methods. Other code asks a schedule for its properties, and never
+for its class.
 """
 
 from optcov.schedule.base import Schedule, Time, check_number, check_schedule, check_whole, is_whole, remembered

@@ -1,4 +1,4 @@
-"""What every schedule answers; see optcov.schedule."""
+"""The interface of every schedule; see optcov.schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Self = TypeVar("_Self")
 
 
 def remembered(method: Callable[[_Self, Time], Tensor]) -> Callable[[_Self, Time], Tensor]:
-    """Keep what a method returns, (), for times that are numbers: a loop asks for the same ones again and again."""
+    """Cache the result, (), for times that are numbers: a loop asks for the same times again and again."""
 
     @lru_cache(maxsize=4096)
     def known(owner: _Self, t: float) -> tuple[float, torch.dtype]:
@@ -46,8 +46,8 @@ def remembered(method: Callable[[_Self, Time], Tensor]) -> Callable[[_Self, Time
 class Schedule(ABC):
     """Noise levels by time.
 
-    Build one by `linear`, `cosine`, `vp_sde`, `ve_sde`, `edm`, `flow`, `from_betas` or `from_diffusers`. A new one is a
-    subclass with the four abstract methods; if it has a name and its arguments are numbers, bundles can store it.
+    Build one by `linear`, `cosine`, `vp_sde`, `ve_sde`, `edm`, `flow`, `from_betas` or `from_diffusers`. A new schedule
+    is a subclass with the four abstract methods. Bundles can store it if it has a name and its arguments are numbers.
 
     >>> schedule = Schedule.linear()
     >>> round(float(schedule.alpha_bar(500)), 6)
@@ -71,7 +71,7 @@ class Schedule(ABC):
 
     @property
     def betas(self) -> Tensor:
-        """Of a discrete schedule alone."""
+        """The betas; only a discrete schedule has them."""
         raise AttributeError(f"{type(self).__name__} has no betas; a discrete schedule has")
 
     @abstractmethod
@@ -84,20 +84,20 @@ class Schedule(ABC):
 
     @abstractmethod
     def time_at(self, log_snr: Tensor) -> Tensor:
-        """The time of a log-SNR that the schedule has, float64; between discrete times it is interpolated."""
+        """The time with this log-SNR, float64; between discrete times it is interpolated."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The arguments that build it again by the function of its name, as plain JSON values."""
+        """The arguments that rebuild the schedule, as plain JSON values."""
 
     @property
     def steps(self) -> int | None:
-        """N of a discrete schedule, None for real times: for display; code asks `discrete` and `grid_size`."""
+        """N of a discrete schedule, None for real times. For display; code uses `discrete` and `grid_size`."""
         return self.grid_size if self.discrete else None
 
     @remembered
     def check_times(self, t: Time) -> Tensor:
-        """Return times as a CPU tensor, or raise a ValueError that names the one that does not fit."""
+        """Return times as a CPU tensor, or raise a ValueError that names a wrong one."""
         times = as_times(t, torch.float64)
         if times.ndim > 1:
             raise ValueError(f"times must be a number or a (B,) tensor, got shape {tuple(times.shape)}")
@@ -111,36 +111,36 @@ class Schedule(ABC):
         return times
 
     def grid(self, numbers: Iterable[int]) -> list[float]:
-        """Times of the full process by their numbers in 0..grid_size."""
+        """Times of the full process by their numbers 0..grid_size."""
         return [n * self.final_time / self.grid_size for n in numbers]
 
     def full_grid(self) -> Tensor:
-        """All times of the full process but 0, ascending, (grid_size,), as `check_times` gives times."""
+        """All times of the full process except 0, ascending, (grid_size,), in the dtype of `check_times`."""
         return self.check_times(torch.tensor(self.grid(range(1, self.grid_size + 1)), dtype=torch.float64))
 
     @property
     def last_time_with_signal(self) -> float:
-        """The final time, or where no signal is left at it, the time before it on the full grid."""
+        """The final time. If no signal is left there, the time before it on the full grid."""
         return self.grid([self.grid_size - (float(self.alpha_bar(self.final_time)) == 0)])[0]
 
     def number(self, t: float) -> float:
-        """Which time of the full process it is, 0..grid_size; between two of them a fraction."""
+        """The number of a time in the full process, 0..grid_size; a fraction between two times."""
         return t * self.grid_size / self.final_time
 
     def nearest(self, t: Tensor) -> Tensor:
-        """The nearest times that the schedule has for a network, (B,), as `check_times` gives times."""
+        """The nearest times at which a network can be called, (B,), in the dtype of `check_times`."""
         return t.double().clamp(self.first_time, self.final_time)
 
     def quantile(self, share: Tensor) -> Tensor:
-        """Times that networks are trained at by their quantiles in [0, 1), (B,): uniform ones."""
+        """Training times by their quantiles in [0, 1), (B,); they are uniform."""
         return self.first_time + (self.final_time - self.first_time) * share
 
     def stream(self, t: float) -> int:
-        """The number under which the noise of a time is drawn; real times are told apart down to 1e-9."""
+        """The number of the noise stream of a time. Real times that differ by 1e-9 have different numbers."""
         return round(t * 10**9)
 
     def spec(self) -> dict[str, Any]:
-        """Name and settings, as plain JSON values: what a file says of it, and what tells two schedules apart."""
+        """Name and settings as plain JSON values, for files and for telling schedules apart."""
         return {"kind": self.name, **self.settings()}
 
     def levels(self, t: Time) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ class Schedule(ABC):
         return self.alpha_bar(t).sqrt(), self.beta_bar(t).sqrt()
 
     def level_rates(self, t: Time) -> tuple[Tensor, Tensor]:
-        """Derivatives of `levels` by t, () or (B,), which the probability flow follows; t above 0."""
+        """Derivatives of `levels` by t, () or (B,), for t above 0. The probability flow uses them."""
         self.require_real_times("the probability flow")
         with torch.inference_mode(False), torch.enable_grad():
             times = torch.as_tensor(t, dtype=torch.float64).detach().cpu().clone().requires_grad_()
@@ -156,11 +156,14 @@ class Schedule(ABC):
         return rates[0], rates[1]
 
     def beta(self, t: Time) -> Tensor:
-        """Rate of noise of the VP SDE dx = -beta(t)/2 x dt + sqrt(beta(t)) dw, () or (B,); others are refused."""
+        """Rate of noise of the VP SDE dx = -beta(t)/2 x dt + sqrt(beta(t)) dw, () or (B,).
+
+        Other schedules have none.
+        """
         raise ValueError(f"this solver reverses the VP SDE and needs Schedule.vp_sde(), got {self!r}")
 
     def unit_data_std(self, t: Time) -> Tensor:
-        """Standard deviation of x_t for data of mean 0 and variance 1, () or (B,): that of the prior at the end."""
+        """Standard deviation of x_t for data of mean 0 and variance 1, () or (B,). At the end it is the prior's."""
         return (self.alpha_bar(t) + self.beta_bar(t)).sqrt()
 
     @remembered
@@ -179,7 +182,7 @@ class Schedule(ABC):
         return self.log_alpha_bar(t) - self.log_beta_bar(t)
 
     def require_real_times(self, what: str) -> None:
-        """Refuse a schedule of discrete times, for what is defined between them, too."""
+        """Raise a ValueError for a schedule of discrete times."""
         if self.discrete:
             raise ValueError(
                 f"{self!r} has no real times, so there is no way to follow {what}; use Schedule.vp_sde() or another "
@@ -187,7 +190,7 @@ class Schedule(ABC):
             )
 
     def on_grid(self, steps: int | None = None) -> DiscreteSchedule:
-        """The same process at `steps` even times alone, by default the full grid's, as discrete samplers need it."""
+        """The same process as a discrete schedule of `steps` even times, by default of grid_size."""
         from optcov.schedule.discrete import DiscreteSchedule
 
         self.require_real_times("it on another grid")
@@ -201,12 +204,12 @@ class Schedule(ABC):
         return DiscreteSchedule(-torch.expm1(self.log_alpha_bar(times).diff()))
 
     def digest(self) -> str:
-        """SHA-256 of the noise levels, in hexadecimal: the same for all schedules that give the same numbers."""
+        """SHA-256 of the noise levels, in hexadecimal. Schedules with the same numbers have the same digest."""
         at = self.full_grid()
         return digest([self.steps, digest_numbers(self.log_alpha_bar(at)), digest_numbers(self.log_snr(at))])
 
     def identity(self) -> dict[str, str]:
-        """The entry of an identity: known by the levels, shown by the name."""
+        """The schedule's entry of an identity: compared by the levels, shown by the name."""
         return known_by(self.digest(), repr(self))
 
     def __repr__(self) -> str:
@@ -236,14 +239,17 @@ class Schedule(ABC):
 
     @staticmethod
     def ve_sde(sigma_min: float = 0.01, sigma_max: float = 50.0) -> VESchedule:
-        """The variance-exploding SDE: alpha_bar = 1, beta_bar = sigma(t)^2 - sigma_min^2 with sigma geometric in t."""
+        """The variance-exploding SDE: alpha_bar = 1, beta_bar = sigma(t)^2 - sigma_min^2, with sigma geometric in t."""
         from optcov.schedule.real_times import VESchedule
 
         return VESchedule(sigma_min, sigma_max)
 
     @staticmethod
     def edm(sigma_min: float = 0.002, sigma_max: float = 80.0) -> EDMSchedule:
-        """EDM's (Karras et al. 2022): x_t = x_0 + t eps; a time is its sigma, real, in (0, sigma_max]."""
+        """The schedule of EDM (Karras et al. 2022): x_t = x_0 + t eps.
+
+        A time is its sigma, a real number in (0, sigma_max].
+        """
         from optcov.schedule.real_times import EDMSchedule
 
         return EDMSchedule(sigma_min, sigma_max)
@@ -257,7 +263,7 @@ class Schedule(ABC):
 
     @staticmethod
     def from_betas(betas: Sequence[float] | np.ndarray[Any, Any] | Tensor) -> DiscreteSchedule:
-        """Any variance-preserving schedule by its betas at times 1..N, each in (0, 1); the last may be 1."""
+        """Any variance-preserving schedule, from its betas at times 1..N. Each is in (0, 1); the last may be 1."""
         from optcov.schedule.discrete import DiscreteSchedule
 
         try:
@@ -270,9 +276,9 @@ class Schedule(ABC):
     def from_diffusers(scheduler: Any) -> Schedule:
         """The schedule of a diffusers scheduler, recomputed in float64 from its config.
 
-        diffusers counts times 0..N-1, so its t is our t - 1. Schedules other than linear, scaled_linear and
-        squaredcos_cap_v2 are taken from the scheduler's own float32 betas. Schedulers of flow matching give
-        Schedule.flow(), those of EDM Schedule.edm().
+        diffusers counts times 0..N-1, so its t is our t - 1. For beta schedules other than linear, scaled_linear and
+        squaredcos_cap_v2, the scheduler's own float32 betas are used. A flow-matching scheduler gives Schedule.flow();
+        an EDM scheduler gives Schedule.edm().
         """
         from optcov.schedule.from_diffusers import from_diffusers
 
@@ -295,7 +301,7 @@ def check_schedule(schedule: Any) -> Schedule:
 
 
 def as_times(t: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Times as a tensor on the CPU, of any shape, or a ValueError that names what is none."""
+    """Return times as a CPU tensor of any shape, or raise a ValueError that names a wrong value."""
     try:
         if isinstance(t, complex) or (isinstance(t, Tensor) and t.is_complex()):
             raise TypeError("complex")
@@ -305,7 +311,7 @@ def as_times(t: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a number is an integer, as 3, 3.0 and numpy's 3 are; True and False are no numbers."""
+    """Whether a number is an integer, such as 3, 3.0 or numpy's 3. True and False do not count as numbers."""
     return (
         isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value).is_integer()
     )
@@ -321,7 +327,10 @@ def check_whole(name: str, value: Any, least: int | None = None, error: type[Val
 
 
 def check_signal_left(log_alpha_bar: float, what: str) -> None:
-    """Refuse a schedule at whose end x_0 could not be recovered in float32: it divides by sqrt(alpha_bar)."""
+    """Refuse a schedule with too little signal at its end.
+
+    x_0 is recovered by dividing by sqrt(alpha_bar), which would fail in float32.
+    """
     if log_alpha_bar < math.log(1e-36):
         raise ValueError(
             f"the signal vanishes: the logarithm of the last alpha_bar is {log_alpha_bar:.1f}, below that of 1e-36; "
@@ -330,7 +339,7 @@ def check_signal_left(log_alpha_bar: float, what: str) -> None:
 
 
 def first_of(times: Tensor, where: Tensor) -> float:
-    """The first of the marked times, as a message shows it."""
+    """The first of the marked times, formatted for a message."""
     value = float(times[where].flatten()[0])
     return int(value) if value.is_integer() else value
 

@@ -1,15 +1,14 @@
 """Gotta Go Fast: the reverse SDE with a step size per sample (Jolicoeur-Martineau et al. 2021).
 
-A trial draws one z and evaluates the network twice: x' is an Euler-Maruyama step of size h, and x'' averages
-it with a second one from the same x and z whose drift and diffusion are those at (x', t - h). With
+A trial draws one z and evaluates the network twice. x' is an Euler-Maruyama step of size h. A second step from the same
+x and z uses drift and diffusion at (x', t - h). x'' is the average of both. With
 
     delta = max(e_abs, e_rel max(|x'|, |x'_prev|)),   error = rms((x' - x'') / delta)
 
-it is accepted if error <= 1, and goes on from x''. Then h = min(time left, 0.9 h error^-0.9), accepted or
-not.
+the trial is accepted if error <= 1, and goes on from x''. In either case h becomes min(time left, 0.9 h error^-0.9).
 
-A rejected trial draws its z anew, as published. That favours small z, a bias which shrinks with the number of pixels,
-not with the tolerance: data of variance 0.30 comes out with 0.306 in 64 dimensions, but with 0.5 in 2.
+A rejected trial draws a new z, as published. This favours small z. The bias shrinks with the number of pixels, not with
+the tolerance: data of variance 0.30 comes out with 0.306 in 64 dimensions, but with 0.5 in 2.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ def gotta_go_fast(
     data_range: tuple[float, float] | None = None,
     condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
-    """Solve the reverse SDE from start = x_1 (B, *D), each sample with its own step sizes.
+    """Solve the reverse SDE from start = x_1 (B, *D), with separate step sizes for each sample.
 
-    The network sees only samples that are still on their way. evaluations counts both of every trial,
-    rejected ones too, and the last denoising one. The noise of trial k of an image is that of (seed, image,
-    k), so that its steps do not depend on its neighbours.
+    The network sees only samples that are not finished. evaluations counts both evaluations of every trial, also of
+    rejected ones, and the last denoising one. The noise of trial k of an image depends on (seed, image number, k). So
+    the steps of an image do not depend on its neighbours.
     """
     _check_tolerances(relative_tolerance, absolute_tolerance, first_step)
     start = start.to(torch.promote_types(start.dtype, torch.float32))  # a step in half precision is mostly rounding

@@ -1,26 +1,28 @@
-"""Marginal matching: what keeps the marginals of a multistep solver right.
+"""Marginal matching: noise that gives a multistep solver the right marginals.
 
-The forward process makes x_s = a_s x_0 + b_s eps, whose mean is a_s E[x_0] and whose power in a frequency f is
+The forward process makes x_s = a_s x_0 + b_s eps. Its mean is a_s E[x_0], and its power in a frequency f is
 
     a_s^2 P_f + b_s^2,     P_f the variance of (B x_0)_f over the data
 
-A solver in few steps misses both. So a batch of start noises takes the trajectory together, step by step. After each
-step, with m_f and q_f the mean and variance of (B (gamma D + kappa x_t))_f over the batch,
+A solver in few steps misses both. So a batch of start noises follows the trajectory together, step by step. After each
+step, let m_f and q_f be the mean and variance of (B (gamma D + kappa x_t))_f over the batch. Then
 
     T = a_s^2 P + b_s^2                  the power it should have
     p = max(T - q, floor b_s^2)          the power that is missing, added as noise
     shift = B^T (a_s B E[x_0] - m)       the mean that is missing
 
-and the batch goes on with both. They are frozen then, and serve every image. The floor keeps the step's density
-defined. A batch of a few hundred has moments of its own, and what is measured on it must not copy them. So its noise is
-standardised: in each frequency mean 0 and variance 1 over the batch, exactly, and no correlation with what it is added
-to. What is left is averaged: the ratio of q to T over rings of similar frequencies.
+The batch goes on with both. After the measurement they are fixed, and serve every image. The floor keeps the step's
+density defined.
 
-Where a step has more power than T, noise is no remedy. With shrink=True such frequencies are scaled down by
+A batch of a few hundred has random moments of its own, which the measurement must not copy. So its noise is
+standardised: in each frequency it has exactly mean 0 and variance 1 over the batch, and no correlation with the value
+it is added to. The remaining error is averaged: the ratio of q to T is averaged over rings of similar frequencies.
+
+If a step has more power than T, adding noise does not help. With shrink=True such frequencies are scaled down by
 
     g = min(1, sqrt((T - floor b_s^2) / q)),   p = T - g^2 q,   shift = B^T (a_s B E[x_0] - g m)
 
-which makes mean and power of x_s exact at every step. It is off by default: on images it is not measured yet.
+This makes mean and power of x_s exact at every step. It is off by default, because it is not measured on images yet.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class DataMoments:
 
     @staticmethod
     def of(images: Tensor) -> DataMoments:
-        """From images (n, *D) in the range that the network works in."""
+        """Compute them from images (n, *D) in the range of the network's data."""
         if not isinstance(images, Tensor) or images.ndim < 2 or not images.is_floating_point():
             found = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(f"images are {found}; pass a floating-point tensor (n, *D), images in [-1, 1]")
@@ -74,14 +76,14 @@ class DataMoments:
         return DataMoments(frequencies.mean(0), frequencies.var(0))
 
     def at(self, schedule: Schedule, s: float) -> tuple[Tensor, Tensor]:
-        """Mean and power of x_s by the forward process."""
+        """Mean and power of x_s in the forward process."""
         return schedule.alpha_bar(s).sqrt() * self.mean, schedule.alpha_bar(s) * self.power + schedule.beta_bar(s)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class MatchedNoise:
-    """What one trajectory needs, for the steps that land on s = 0, tau_1, ..., tau_(K-1), in this order."""
+    """The noise of one trajectory, for the steps that land on s = 0, tau_1, ..., tau_(K-1), in this order."""
 
     schedule: Schedule
     trajectory: Trajectory
@@ -118,12 +120,12 @@ class MatchedNoise:
         return digest_tensors(self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What was measured, by name."""
+        """The measured tensors by name."""
         return {"power": self.power, "shift": self.shift, "gain": self.gain}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """D, the shape of one image."""
+        """The shape D of one image."""
         return tuple(self.power.shape[1:])
 
     @cached_property
@@ -131,7 +133,7 @@ class MatchedNoise:
         return {s: place for place, s in enumerate((0, *self.trajectory.times[:-1]))}
 
     def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
-        """The Gaussian over x_s, given what the network said at x_t and, but for the first step, at x_u before."""
+        """The Gaussian over x_s, given the prediction at x_t and, except in the first step, the previous one at x_u."""
         if s not in self._places:
             raise ValueError(f"time {s} is no end of a step of this trajectory; steps end at {[*self._places]}")
         place = self._places[s]
@@ -162,8 +164,9 @@ def match_noise(
 ) -> MatchedNoise:
     """Measure shift and power of all steps on a batch of start noises, in samples * (K - 1) network evaluations.
 
-    condition: one entry per start noise. rings: how many rings of frequencies per axis share a ratio; None keeps each
-    frequency apart. shrink: also scale down what has too much power.
+    condition: further inputs of the network by name, with one entry per start noise.
+    rings: the number of rings of frequencies per axis that share a ratio. None keeps each frequency apart.
+    shrink: also scale down frequencies with too much power.
     """
     samples, batch_size = check_whole("samples", samples, LEAST), check_whole("batch_size", batch_size, 1)
     _check(rings, floor, trajectory)
@@ -215,7 +218,10 @@ def _standardised(noise: Tensor, beside: Tensor | None = None) -> Tensor:
 
 
 def ring_means(values: Tensor, rings: int) -> Tensor:
-    """Means over rings of frequencies, (*D): the same distance from 0, each axis 1 long, cut by its number of rings."""
+    """Means over rings of frequencies, (*D).
+
+    A ring holds frequencies at a similar distance from 0. Each axis has length 1, and is cut into `rings` rings.
+    """
     sides = values.shape if values.ndim == 1 else values.shape[1:]
     axes = torch.meshgrid(*[torch.arange(n, dtype=torch.float64) / n for n in sides], indexing="ij")
     ring = (torch.stack(axes).square().sum(0).sqrt() * rings).long().flatten()

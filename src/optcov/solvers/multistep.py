@@ -1,16 +1,17 @@
-"""Multistep samplers: the mean of a second-order solver, with noise beside it.
+"""Multistep samplers: the mean of a second-order solver, plus noise.
 
-With x_t = a x_0 + b eps, lam = log(a / b), the step from t to s after one from u to t (u > t > s):
+With x_t = a x_0 + b eps, lam = log(a / b), consider the step from t to s, after a step from u to t (u > t > s):
 
     D    = x0_hat_t + w (x0_hat_t - x0_hat_u),   w = min(0.8, (lam_s - lam_t) / (2 (lam_t - lam_u)))
     x_s ~ N(gamma D + kappa x_t,  lambda^2 I)
 
 gamma, kappa and lambda^2 are those of the bridge from t to s (optcov.forward) for an eta in [0, 1]. The first step and
-the one to time 0 take D = x0_hat_t. The levels enter by the bridge and lam alone, so that variance-preserving
-schedules, EDM and flow matching are one formula. While w is below its bound, it is a known solver twice: eta = 0 is
-DPM-Solver++ 2M, eta = 1 is SDE-DPM-Solver++ 2M. Bridge 2M is eta = 0.3. Matched 2M (optcov.solvers.matching) has the
-same mean, and other noise. Given x_t, x_u and what the network says of both, x_s is Gaussian, so each step has an exact
-density.
+the step to time 0 take D = x0_hat_t. The noise levels enter only by the bridge and lam. So one formula serves
+variance-preserving schedules, EDM and flow matching.
+
+While w is below its bound, two known solvers are special cases: eta = 0 is DPM-Solver++ 2M, eta = 1 is SDE-DPM-Solver++
+2M. Bridge 2M is eta = 0.3. Matched 2M (optcov.solvers.matching) has the same mean and other noise. Given x_t, x_u and
+the network's predictions at both, x_s is Gaussian. So each step has an exact density.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ MOST_EXTRAPOLATED = 0.8  # w of a step that is long beside the one before; Karra
 
 
 def last_sigma(steps: int, shape: Sequence[int] | None = None) -> float:
-    """The noise-to-signal ratio where the first of so many steps starts, for data (*D); None for large images.
+    """The noise-to-signal ratio where the first of this many steps starts.
 
-    Steps at larger ones are lost. But the start noise is white, and the mean brightness of an image of side n has a
-    standard deviation of about 0.3 n in an orthonormal basis: what is missing of it is an error that more steps do not
-    lessen. So the ratio grows with the side and with the number of steps.
+    shape: (*D) of the data; None for large images.
+
+    Steps at larger ratios are wasted. But the start noise is white, while the mean brightness of an image of side n has
+    a standard deviation of about 0.3 n in an orthonormal basis. A start at a small ratio lacks part of this brightness,
+    and more steps do not correct that. So the ratio grows with the side and with the number of steps.
     """
     check_sides("shape", shape)
     low, high = LAST_SIGMAS
@@ -53,7 +56,7 @@ def last_sigma(steps: int, shape: Sequence[int] | None = None) -> float:
 
 
 def check_sides(name: str, shape: Any) -> None:
-    """Refuse what is no shape (*D) of data; None says nothing of it."""
+    """Refuse a value that is no shape (*D) of data; None is allowed."""
     sides = shape if isinstance(shape, Sequence) else ()
     if shape is not None and not (sides and all(is_whole(n) and n > 0 for n in sides)):
         raise ValueError(
@@ -66,7 +69,7 @@ def few_step_times(
 ) -> Trajectory:
     """Karras times between the noise-to-signal ratios first_sigma and `last_sigma`, as far as the schedule has them.
 
-    A network that is weak at little noise may draw better images from a larger first_sigma (docs/few-steps.md).
+    If a network is weak at low noise, a larger first_sigma may give better images (docs/few-steps.md).
     """
     if not 0 < check_number("first_sigma", first_sigma) < LAST_SIGMAS[0]:
         raise ValueError(
@@ -86,7 +89,7 @@ def few_step_times(
 
 
 class MultistepNoise(Protocol):
-    """What a multistep sampler draws with, along one trajectory."""
+    """The noise of a multistep sampler along one trajectory."""
 
     @property
     def schedule(self) -> Schedule: ...
@@ -95,19 +98,19 @@ class MultistepNoise(Protocol):
     def trajectory(self) -> Trajectory: ...
 
     def step(self, current: Prediction, s: float, previous: Prediction | None = None) -> Gaussian:
-        """The Gaussian over x_s, given what the network said at x_t and, but for the first step, at x_u before."""
+        """The Gaussian over x_s, given the prediction at x_t and, except in the first step, the previous one at x_u."""
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse images of a shape that it is not for."""
+        """Refuse images of a shape that the noise does not fit."""
 
     def identity(self) -> Any:
-        """What else than schedule and trajectory determines an image, as a plain JSON value."""
+        """What determines an image besides schedule and trajectory, as a plain JSON value."""
 
 
 @final
 @dataclass(frozen=True)
 class BridgeNoise:
-    """The bridge's own white noise, for data of any shape: what Bridge 2M draws with."""
+    """The noise of Bridge 2M: the bridge's own white noise, for data of any shape."""
 
     schedule: Schedule
     trajectory: Trajectory
@@ -143,7 +146,7 @@ def mean_of_step(forward: ForwardProcess, current: Prediction, s: float, previou
 
 
 def extrapolation(schedule: Schedule, u: float, t: float, s: float) -> Tensor:
-    """w of the module's formula, (), float64; 0 where no signal was left at u."""
+    """w of the module's formula, (), float64; 0 if no signal was left at u."""
     before, now, after = (schedule.log_snr(time) for time in (u, t, s))
     return ((after - now) / (2 * (now - before))).clamp(max=MOST_EXTRAPOLATED)
 
@@ -160,9 +163,9 @@ def multistep_sample(
     condition: Mapping[str, Tensor] | None = None,
     callback: Callable[[Step], None] | None = None,
 ) -> SolverResult:
-    """Sample from start (B, *D), noise at the last time of the trajectory; x0_hat is clipped at the end alone.
+    """Sample from start (B, *D), which is noise at the last time of the trajectory. x0_hat is clipped only at the end.
 
-    The noise of a step of image i is that of (seed, i, number of the step), whatever the batch.
+    The noise of a step of image i depends on (seed, i, number of the step), not on the batch.
     """
     noise.check_shape(start.shape[1:])
     source = noise_source(start, seed, indices)
@@ -185,7 +188,7 @@ def multistep_sample(
 
 @final
 class Predictor:
-    """A network along a trajectory, which remembers what it said last."""
+    """A network along a trajectory that remembers its last prediction."""
 
     def __init__(self, network: Network, schedule: Schedule, condition: Mapping[str, Tensor], batch_size: int = 2**30):
         self._network, self._schedule, self._condition = network, schedule, condition
@@ -193,7 +196,7 @@ class Predictor:
         self._last: Prediction | None = None
 
     def at(self, x_t: Tensor, t: float) -> tuple[Prediction, Prediction | None]:
-        """What the network says of x_t (B, *D), and what it said before."""
+        """The network's prediction at x_t (B, *D), and its previous prediction."""
         clean = torch.cat([prediction.clean for prediction in self._parts(x_t, t)])
         previous, levels = self._last, self._schedule.levels(t)
         self._last = Prediction(x_t, t, clean, "sample", *levels)

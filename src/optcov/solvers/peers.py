@@ -1,8 +1,8 @@
-"""Modern peers: diffusers' own schedulers, driven as samplers of our networks.
+"""Peers: diffusers' own schedulers as samplers of our networks.
 
-They keep their own choice of times (diffusers' t is our t - 1) and their own formulas, but get our float64
-alpha_bar: their float32 ones are off by up to 7e-4 in a step at small times. A network of the VP SDE joins by
-a discrete schedule whose alpha_bar it is matched to.
+They keep their own choice of times (diffusers' t is our t - 1) and their own formulas. But they get our float64
+alpha_bar, because their float32 values are off by up to 7e-4 in a step at small times. A network of the VP SDE is put
+on a discrete schedule, by matching alpha_bar.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def peer(
     data_range: tuple[float, float] | None = None,
     condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
-    """Sample by a scheduler of diffusers from start (B, *D), noise at the last time, in `steps` calls.
+    """Sample by a diffusers scheduler from start (B, *D), noise at the last time, in `steps` calls.
 
-    data_range: where the scheduler can clip x0_hat (DDPM, DDIM), clip it; the others have no such step.
+    data_range: clip x0_hat to it, if the scheduler can (DDPM, DDIM).
     """
     scheduler = make_scheduler(name, schedule, steps, data_range)
     # one generator per image, drawn from in the order of the steps: its noise does not depend on the batch
@@ -95,7 +95,7 @@ def peer(
 
 
 def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[float, float] | None = None) -> Any:
-    """Build a peer's scheduler with our alpha_bar and its times set."""
+    """Build a diffusers scheduler with our alpha_bar, and set its times."""
     import diffusers
 
     if name not in PEERS:
@@ -124,7 +124,7 @@ def make_scheduler(name: str, schedule: Schedule, steps: int, data_range: tuple[
 
 
 def use_alpha_bar(scheduler: Any, schedule: Schedule) -> None:
-    """Replace a scheduler's float32 alpha_bar by our float64 one, wherever it keeps it."""
+    """Replace a scheduler's float32 alpha_bar by our float64 one, wherever the scheduler keeps it."""
     scheduler.alphas_cumprod = schedule.alpha_bar(schedule.full_grid())
     for name in ("one", "final_alpha_cumprod"):  # its alpha_bar at time 0
         if hasattr(scheduler, name):
@@ -144,7 +144,7 @@ def _check_steps(name: str, row: Peer, N: int, steps: int) -> None:
 
 
 def clip_options(data_range: tuple[float, float] | None) -> dict[str, Any]:
-    """How a scheduler of diffusers is told to clip x0_hat to a range."""
+    """The scheduler options that clip x0_hat to a range."""
     if data_range is None:
         return {"clip_sample": False}
     low, high = data_range

@@ -31,10 +31,10 @@ CONVENTIONS = ("exact", "score_sde")
 
 @final
 class ReverseDynamics:
-    """Right-hand sides of the ODE, and of the SDE for the VP SDE alone.
+    """Right-hand sides of the ODE, and for the VP SDE also of the SDE.
 
-    data_range clips the last image only, if that is denoised.
-    condition: what else the network takes by name, each a tensor with one entry per sample of start (B, *D).
+    data_range: clips the last image only, if it is denoised.
+    condition: further inputs of the network by name, each a tensor with one entry per sample of start (B, *D).
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class ReverseDynamics:
         self._process = ReverseProcess(network, ForwardProcess(schedule), "beta_tilde", data_range)
 
     def ode_slope(self, x: Tensor, t: Time) -> Tensor:
-        """Slope of the probability flow per unit of time going down, (B, *D)."""
+        """Slope of the probability flow per unit of decreasing time, (B, *D)."""
         of_clean, of_noise = self.schedule.level_rates(t)
         return self._predict(x, t).combined(-of_clean, -of_noise).to(x.dtype)
 
     def sde_slope(self, x: Tensor, t: Time) -> Tensor:
-        """Drift of the reverse SDE per unit of time going down, (B, *D)."""
+        """Drift of the reverse SDE per unit of decreasing time, (B, *D)."""
         beta = per_sample(self.schedule.beta(t), x)
         return beta * (x / 2 - self._predict(x, t).noise.to(x.dtype) / per_sample(self.schedule.beta_bar(t).sqrt(), x))
 
@@ -63,13 +63,13 @@ class ReverseDynamics:
         return self.schedule.beta(t).sqrt()
 
     def among(self, rows: Tensor) -> ReverseDynamics:
-        """The same for some of the samples."""
+        """The same dynamics for some of the samples."""
         other = copy(self)
         other.condition = take(self.condition, rows)
         return other
 
     def euler(self, start: Tensor, grid: Grid, noise: NoiseSource | None = None) -> SolverResult:
-        """Walk from start along the grid by Euler's method: the ODE, or with noise the SDE."""
+        """Walk from start along the grid by Euler's method. Without noise this solves the ODE, with noise the SDE."""
         watch, x = FiniteWatch(start), start
         for number, (t, s, h) in enumerate(grid.moves(), start=1):
             if noise is None:
@@ -87,7 +87,7 @@ class ReverseDynamics:
     def ended(
         self, x: Tensor, t: float, evaluations: Tensor, denoise: bool, watch: FiniteWatch | None = None
     ) -> SolverResult:
-        """The result of a solver that ended at time t: with `denoise` the posterior mean E[x_0 | x_t], not x itself."""
+        """The result of a solver that ended at time t: x itself, or with `denoise` the posterior mean E[x_0 | x_t]."""
         if denoise:
             x, evaluations = self._process.bounds.clip(self._predict(x, t).clean), evaluations + 1
         watch = watch or FiniteWatch(x)
@@ -104,10 +104,12 @@ class ReverseDynamics:
 class Grid:
     """A fixed number of network evaluations on the way from the final time to end_time.
 
-    "exact": Euler steps between evenly spaced times that end at end_time, where with `denoise` the last
-    evaluation gives the posterior mean. "score_sde": that code's steps, all of size 1 / K, from K times that
-    end at end_time; with `denoise` the last of them shows its mean. They differ by a factor (K - 1) / K in
-    the step size, and in the last step, which at small K is far too long in the second.
+    "exact": Euler steps between evenly spaced times that end at end_time. With `denoise`, the last evaluation gives the
+    posterior mean.
+    "score_sde": the steps of that code. All have size 1 / K, and start from K times that end at end_time. With
+    `denoise`, the last step shows its mean.
+    The step sizes differ by a factor (K - 1) / K. The last step differs, too: at small K it is far too long in
+    "score_sde".
     """
 
     steps: int  # K, network evaluations
@@ -125,7 +127,7 @@ class Grid:
 
     @property
     def posterior_mean_last(self) -> bool:
-        """Whether the last evaluation is not an Euler step but a denoising one."""
+        """Whether the last evaluation is a denoising step instead of an Euler step."""
         return self.denoise and self.convention == "exact"
 
     def moves(self) -> list[tuple[float, float, float]]:
@@ -139,7 +141,7 @@ class Grid:
 
 
 def check_end_time(end_time: float | None, schedule: Schedule) -> float:
-    """The time to stop at: a small step above 0, as score_sde has it, since below the score is too steep to follow."""
+    """The time to stop at, by default a small step above 0, as in score_sde. Below it the score is too steep."""
     if end_time is None:
         return schedule.small_step
     if not 0 < end_time < schedule.final_time:
@@ -167,10 +169,12 @@ def euler_maruyama(
 ) -> SolverResult:
     """Solve the reverse SDE by x + h drift + sqrt(beta h) z from start = x_1 (B, *D), in `steps` evaluations.
 
-    noise: callable (t, s) -> (B, *D) instead of that of (seed, image, step). indices: the number of each
-    image. end_time: where to stop, by default a small step of the schedule above 0. denoise: spend the last
-    evaluation on the posterior mean there. convention: "exact", or
-    "score_sde" for the steps of the paper's table (see `Grid`).
+    noise: a callable (t, s) -> (B, *D). By default the noise depends on (seed, image number, step) alone.
+    indices: the number of each image.
+    end_time: where to stop; by default a small step of the schedule above 0.
+    denoise: use the last evaluation for the posterior mean there.
+    convention: "exact", or "score_sde" for the steps of the paper's table (see `Grid`).
+    condition: further inputs of the network by name, each a tensor with one entry per image.
 
     >>> from optcov import Schedule, oracle
     >>> schedule = Schedule.vp_sde()
@@ -197,10 +201,10 @@ def probability_flow(
     convention: str = "exact",
     condition: Mapping[str, Tensor] | None = None,
 ) -> SolverResult:
-    """Solve the ODE by Euler steps from start, x at the final time (B, *D), with `steps` evaluations.
+    """Solve the ODE by Euler steps from start, x at the final time (B, *D), in `steps` evaluations.
 
-    denoise: spend the last evaluation on the posterior mean at end_time. convention: "exact", or "score_sde"
-    for the steps of the paper's table (see `Grid`).
+    denoise: use the last evaluation for the posterior mean at end_time.
+    convention: "exact", or "score_sde" for the steps of the paper's table (see `Grid`).
     """
     check_start(start)
     dynamics = ReverseDynamics(network, schedule, start, data_range, condition)

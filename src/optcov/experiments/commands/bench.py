@@ -1,4 +1,4 @@
-"""`optcov bench`: the project's speed as ratios within one run."""
+"""`optcov bench`: measure the project's speed, as ratios within one run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from optcov.progress import track
 
 
 def command(
-    names: list[str] = typer.Argument(None, help="Which benchmarks; default all."),
-    rounds: int = typer.Option(15, min=2, help="Rounds. Reported are the median of their ratios and its interval."),
+    names: list[str] = typer.Argument(None, help="Benchmarks to run. By default all."),
+    rounds: int = typer.Option(
+        15, min=2, help="Number of rounds. The result is the median of their ratios, with its interval."
+    ),
     batch_size: int = typer.Option(32, min=2, help="Images at once."),
     memory: bool = typer.Option(True, help="Also measure the peak memory of each, in a process of its own."),
     out: Path = typer.Option(Path("out/bench.json"), help="JSON file."),

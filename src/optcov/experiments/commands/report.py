@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 def command(
     tables: list[Path] = typer.Argument(None, help="Directories that optcov table wrote."),
     bundle: str | None = typer.Option(None, help="A bundle whose samples and variances are shown."),
-    data: str | None = typer.Option(None, help="Held-out images of the bundle; default those of the model."),
+    data: str | None = typer.Option(
+        None, help="Held-out images for the bundle. By default those that come with the model."
+    ),
     out: Path = typer.Option(Path("out/report.html"), help="The page."),
-    figures: str = typer.Option("", help="Also the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
+    figures: str = typer.Option("", help="Also show the paper's figures of a setting, such as 'CIFAR10 (LS)'."),
     title: str = typer.Option("", help="Heading of the page."),
     quick: bool = typer.Option(False, "--quick", help="Draw fewer samples and maps."),
-    seed: int = typer.Option(0, callback=check_seed, help="Seed of what is drawn of the bundle."),
-    json: bool = typer.Option(False, "--json", help="Print what the page has as JSON."),
+    seed: int = typer.Option(0, callback=check_seed, help="Seed of the bundle's samples and maps."),
+    json: bool = typer.Option(False, "--json", help="Print the contents of the page as JSON."),
 ) -> None:
     """Put tables, plots, samples, variance maps, and variances against errors on one self-contained HTML page."""
     from optcov import bundle as bundles

@@ -1,4 +1,4 @@
-"""`optcov table`: a table of the paper on any bundle and data, ours beside the paper's.
+"""`optcov table`: a table of the paper for any bundle and data, with the paper's numbers beside ours.
 
 Under `accelerate launch -m optcov table ...`, or in several commands with one --out, processes share the cells.
 """
@@ -57,14 +57,14 @@ def command(
     context: typer.Context,
     name: str = typer.Argument(help=f"Which table: {NAMES}."),
     bundle: str = typer.Option("fashion", help="A bundle: an embedded model's name, or a directory."),
-    data: str | None = typer.Option(None, help="Images with a train and a test split; default those of the model."),
+    data: str | None = typer.Option(None, help="Images with a train and a test split. By default those of the model."),
     out: Path = typer.Option(
         Path("out/tables"), callback=check_out, help="Directory of the tables and their cells, shared by all tables."
     ),
     quick: bool = typer.Option(False, "--quick", help="A small version: minutes on two cores."),
     full: bool = typer.Option(False, "--full", help="As many images and steps as in the paper."),
     schedules: str = typer.Option(
-        "", help="Of linear, cosine, vp_sde and own, as in linear,cosine. The default depends on the bundle."
+        "", help="Any of linear, cosine, vp_sde and own, as in linear,cosine. The default depends on the bundle."
     ),
     features: str = typer.Option(
         "",
@@ -84,7 +84,9 @@ def command(
         None, min=2, help="Times of the sweep for bits/dim. By default all, or 100 with --quick."
     ),
     optimal: bool = typer.Option(False, "--optimal", help="fid: also along the optimal trajectories of bpd."),
-    target: float | None = typer.Option(None, help="timesteps: the distance to reach; default A-DDIM's in 25 or 10."),
+    target: float | None = typer.Option(
+        None, help="timesteps: the distance to reach. By default A-DDIM's in 25 steps (--quick: 10)."
+    ),
     seed: int = typer.Option(
         0, callback=check_seed, help="Seed of all noise. The table repeats also takes the next ones."
     ),

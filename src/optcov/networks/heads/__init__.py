@@ -1,13 +1,13 @@
 """Heads: small modules that read a backbone's features and estimate a second moment of the noise (Eq. 17).
 
     conv       out(conv3x3(SiLU(norm(h))))
-    residual   the same after a residual block that also sees the time embedding
-    timed      the convolution of the noise level, relative to the level's mean target: the default of `optcov fit`;
-               with two hidden layers before the convolution it is what `optcov fit --kind deep` fits
+    residual   conv after a residual block, which also sees the time embedding
+    timed      conv with weights by noise level, relative to the level's mean target: the default of `optcov fit`;
+               `optcov fit --kind deep` puts two hidden layers before the convolution
     dense      out(linear(SiLU(...SiLU(linear(SiLU(norm(h))))))) for features without pixels
 
-with h the features and `out` the output transform: "exp" is positive by construction, as second moments are;
-"linear" is the paper's, and that of the learned range. The last layer starts at zero: a fresh head returns out(0).
+Here h is the features and `out` is the output transform. "exp" is positive, as second moments are. "linear" is the
+paper's, and that of the learned range. The last layer starts at zero, so a fresh head returns out(0).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADS: dict[str, type[Head]] = {"conv": ConvHead, "residual": ResidualHead, "den
 
 
 def build_head(config: Mapping[str, Any]) -> Head:
-    """Build a head from what `head_config` returned; the weights come separately."""
+    """Build a head from the result of `head_config`; the weights are loaded separately."""
     options = dict(config)
     kind, unit, about = options.pop("kind", None), options.pop("unit", "noise"), options.pop("about", "zero")
     if kind not in HEADS:

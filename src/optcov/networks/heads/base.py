@@ -1,4 +1,4 @@
-"""What every head is: features to one number per pixel and channel, by a last layer that is linear. The plain ones."""
+"""The interface of a head: features to one number per pixel and channel, with a linear last layer. And plain heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG_BOUNDS = (-40.0, 40.0)
 
 
 class Head(nn.Module, ABC):
-    """Features, and what else the head asks for -> one number per pixel and channel."""
+    """A module from features, and other inputs it may need, to one number per pixel and channel."""
 
     kind: str
     form: Form
@@ -51,16 +51,17 @@ class Head(nn.Module, ABC):
         activation: Activation | None = None,
         hidden: bool = True,
     ) -> Tensor:
-        """What the last, linear layer sees: (B, C, *D), or (B, C) without pixels.
+        """The input of the linear last layer: (B, C, *D), or (B, C) without pixels.
 
-        activation: that of the features as the backbone computed it, which saves a head with the same normalisation
-        its own. hidden=False: what hidden layers that train apart see, if there are any.
+        activation: the features' activation as the backbone computed it. A head with the same normalisation need not
+        compute it again.
+        hidden: False returns the input of the hidden layers instead, if there are any; they train apart.
         """
 
     @property
     @abstractmethod
     def last(self) -> nn.Module:
-        """The last, linear layer; it starts at zero."""
+        """The linear last layer, which starts at zero."""
 
     def forward(
         self,
@@ -70,7 +71,7 @@ class Head(nn.Module, ABC):
         predicted: Tensor | None = None,
         activation: Activation | None = None,
     ) -> Tensor:
-        """Estimate per pixel, (B, out_channels, *D); log_snr (B,) and predicted (B, *D) serve the heads that ask."""
+        """Estimate per pixel, (B, out_channels, *D). Some heads need log_snr (B,) and predicted (B, *D)."""
         if next(self.parameters()).dtype.itemsize < 4:  # weights that were read from a file in half precision
             self.float()
         raw = self.mix(self.last(self.inputs(features, time_embedding, activation)), log_snr)
@@ -79,19 +80,19 @@ class Head(nn.Module, ABC):
         return (self.log_base(log_snr, predicted) + self.squash(raw)).clamp(*LOG_BOUNDS).exp()
 
     def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
-        """The last layer's values to one per pixel and channel."""
+        """Turn the last layer's values into one value per pixel and channel."""
         return self.to_pixels(values)
 
     def to_pixels(self, channels: Tensor) -> Tensor:
-        """What one position of the last layer gives, to the pixels of its patch."""
+        """Arrange the last layer's output at each position as the pixels of its patch."""
         return channels
 
     def to_channels(self, pixels: Tensor) -> Tensor:
-        """The inverse of `to_pixels`: images as the last layer would give them."""
+        """The inverse of `to_pixels`: arrange images like the output of the last layer."""
         return pixels
 
     def log_base(self, log_snr: Tensor | None, predicted: Tensor | None = None) -> Tensor | float:
-        """What an exponential output is relative to, as a logarithm, broadcastable to (B, out_channels, *D)."""
+        """Logarithm of the base that an exponential output is relative to, broadcastable to (B, out_channels, *D)."""
         return 0.0
 
     def squash(self, raw: Tensor) -> Tensor:
@@ -134,9 +135,9 @@ class HiddenLayers(nn.Module):
 
 
 class ConvolutionalHead(Head):
-    """A head that ends with normalisation, SiLU and a convolution to few channels, 3x3 unless its form is another.
+    """A head that ends with normalisation, SiLU and a convolution to few channels. The kernel is 3x3 by default.
 
-    Without a normalisation the convolution reads the features themselves.
+    Without a normalisation, the convolution reads the features themselves.
     """
 
     norm: nn.GroupNorm | None
@@ -236,7 +237,7 @@ def optional_norm(groups: int | None, channels: int, eps: float) -> nn.GroupNorm
 
 
 def group_norm(groups: int, channels: int, eps: float) -> nn.GroupNorm:
-    """The normalisation of feature channels; the error says which numbers of groups there can be."""
+    """The normalisation of feature channels; the error lists the possible numbers of groups."""
     if channels % groups:
         raise ValueError(
             f"{channels} feature channels cannot be normalised in {groups} groups; "

@@ -16,9 +16,9 @@ from optcov.networks.thin import ThinConv2d
 class ResidualHead(ConvolutionalHead):
     """A residual block with the time embedding, then normalisation, SiLU, 3x3 convolution.
 
-    The block: x + conv2(SiLU(norm2(conv1(SiLU(norm1(x))) + linear(SiLU(time))))), times residual_scale; with
-    scale_shift the time embedding multiplies and shifts the second normalisation instead. A number of
-    hidden_channels other than in_channels adds a 1x1 shortcut.
+    The block is (x + conv2(SiLU(norm2(conv1(SiLU(norm1(x))) + linear(SiLU(time)))))) times residual_scale. With
+    scale_shift, the time embedding multiplies and shifts the second normalisation instead. If hidden_channels differs
+    from in_channels, the block has a 1x1 shortcut.
     """
 
     kind = "residual"

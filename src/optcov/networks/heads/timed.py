@@ -1,4 +1,4 @@
-"""The timed head: a convolution of the noise level, relative to the mean target of the level."""
+"""The timed head: a convolution with weights by noise level, relative to the mean target of the level."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class TimedHead(ConvolutionalHead):
 
         log g = log base + c - softplus(c - raw),   raw = sum_k hat_k(level) conv_k(SiLU(norm(h))),   level = -log-SNR
 
-    base: "scale" is m(level), the mean target of the level; "noise" is eps_hat^2 + m(level), for targets E[eps^2]. Both
-    times a gain(level) that makes the mean of g that of the target. The estimate stays below `ceiling` times the
-    base, exp(c): an exponential of linear features has far too heavy a tail else. Between its knots, everything that
-    depends on the level is linear in it. Fitted by `optcov.fitting.closed_form`.
+    base: "scale" is m(level), the mean target of the level. "noise" is eps_hat^2 + m(level), for targets E[eps^2]. Both
+    are multiplied by gain(level), so that the mean of g equals the mean target. The estimate stays below `ceiling`
+    times the base, where c = log(ceiling). Without this bound, an exponential of linear features has far too heavy a
+    tail. Everything that depends on the level is linear between its knots. `optcov.fitting.closed_form` fits the head.
 
     hidden: channels of two hidden layers before the convolution, or 0 for none. They see more of the image around a
-    pixel, and products of features. groups=None leaves normalisation and SiLU out. kernel, patch, order: the form of
-    the convolution, such as that of a linear layer on tokens; see optcov.networks.form.
+    pixel, and products of features.
+    groups: None leaves normalisation and SiLU out.
+    kernel, patch, order: the form of the convolution, for example a linear layer on tokens; see optcov.networks.form.
     """
 
     kind = "timed"
@@ -74,13 +75,13 @@ class TimedHead(ConvolutionalHead):
         self._start_at_zero()
 
     def mix(self, values: Tensor, log_snr: Tensor | None) -> Tensor:
-        """Weigh the parts of the convolution by the level's hat functions."""
+        """Sum the parts of the convolution, weighted by the level's hat functions."""
         hats = self.hats(_required(log_snr, "log_snr")).to(values)
         parts = values.reshape(len(values), self.parts, -1, *values.shape[2:])
         return self.form.pixels(torch.einsum("bk,bkchw->bchw", hats, parts))
 
     def hats(self, log_snr: Tensor) -> Tensor:
-        """Weights of the knots, (B, parts), that sum to one."""
+        """Weights of the knots, (B, parts). They sum to one."""
         return _hats(-log_snr, torch.tensor(self.knots, dtype=log_snr.dtype, device=log_snr.device))
 
     def log_base(self, log_snr: Tensor | None, predicted: Tensor | None = None) -> Tensor | float:
@@ -94,7 +95,7 @@ class TimedHead(ConvolutionalHead):
         return (_required(predicted, "the prediction").square() + scale).log() + log_gain.reshape(axes)
 
     def squash(self, raw: Tensor) -> Tensor:
-        """Bounded above by the ceiling."""
+        """c - softplus(c - raw): bounded above by the logarithm of the ceiling."""
         return self.log_ceiling - functional.softplus(self.log_ceiling - raw)
 
     def squash_slope(self, raw: Tensor) -> Tensor:
