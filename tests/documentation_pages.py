@@ -201,7 +201,7 @@ def _own_bundle() -> None:
     from optcov import Schedule
     from small_bundles import small_bundle
 
-    for name in ("my-bundle", "my-heads"):
+    for name in ("my-bundle", "my-fit"):
         small_bundle(Schedule.linear()).save(name)
 
 

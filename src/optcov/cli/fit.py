@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 FIRST_SCREEN = (
     "out",
     "heads",
+    "kind",
     "images",
     "measure_images",
     "evaluations",
-    "batch_size",
     "flip",
-    "seed",
+    "empty_class",
     "overwrite",
     "json",
 )
@@ -49,9 +49,12 @@ def command(
         help="Images from its training set: a directory, npz/npy, hf:NAME; captions in a metadata.csv."
     ),
     out: Path = typer.Option(..., help="Directory of the bundle to write."),
-    heads: str = typer.Option("sn,npr", help="Heads to fit. none: only measure statistics per timestep and spectra."),
+    heads: str = typer.Option(
+        "sn,npr", help="Heads to fit. none: only statistics per timestep, and the spectrum for Spectral-DDPM."
+    ),
     kind: str = typer.Option(
-        "auto", help="auto, timed, deep (with hidden layers), conv, or residual (trained by AdamW)."
+        "auto",
+        help="auto: timed, or conv with --paper-exact. deep: hidden layers, for a lower bound. residual: by AdamW.",
     ),
     images: int = typer.Option(4096, min=1, help="Images that the heads are fitted on."),
     paper_exact: bool = typer.Option(

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    first: str = typer.Argument(help="Images (directory, .npz, .npy, hf:NAME), statistics (.npz), or BUNDLE:METHOD."),
+    first: str = typer.Argument(
+        help="Images (directory, .npz, .npy, hf:NAME), statistics (.npz), or BUNDLE:METHOD, each class in turn."
+    ),
     second: str = typer.Argument(help="The same kinds. To choose a split of a data set, add #train or #test."),
     features: str = typer.Option(
         "fashion", help="Feature extractor: fashion, lite0, inception, inception:pytorch-fid or inception:FILE."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optcov.bundle import Bundle
     from optcov.inverse import Operator
 
-FIRST_SCREEN = ("mask", "blur", "downscale", "noise", "samples", "steps", "method", "truth", "simulate", "out")
+FIRST_SCREEN = ("mask", "blur", "downscale", "noise", "samples", "steps", "method", "way", "simulate", "out")
 BOX = re.compile(r"box:(\d+)x(\d+)(?:\+(\d+)\+(\d+))?")
 
 
@@ -38,7 +38,9 @@ def command(
     simulate: bool = typer.Option(False, "--simulate", help="IMAGE is undamaged: damage it, then restore it."),
     out: Path | None = typer.Option(None, callback=check_out, help="Directory for pictures; by default in out/."),
     way: str | None = typer.Option(
-        None, help="guidance uses the network's gradient. proximal does not, and is cheaper.", show_default=False
+        None,
+        help="guidance (default) uses the network's gradient. proximal does not, and is cheaper.",
+        show_default=False,
     ),
     strength: float | None = typer.Option(None, help="Strength of DPS or DiffPIR."),
     border: str | None = typer.Option(

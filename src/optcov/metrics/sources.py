@@ -2,7 +2,7 @@
 
 directory, .npz or .npy file, hf:NAME     images, as optcov.data reads them; #train or #test takes a split
 .npz with mu and sigma                    statistics
-BUNDLE:METHOD                             images drawn from a bundle, e.g. fashion:SN-DDIM
+BUNDLE:METHOD                             images drawn from a bundle, e.g. fashion:SN-DDIM, each class in turn
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from optcov import data
 from optcov.bundle import Bundle, BundleError, Sampler, load
+from optcov.bundle.conditions import labels_in_rows
 from optcov.bundle.loading import find_bundle
 from optcov.data.arrays import read_npz
 from optcov.data.images import require_memory
@@ -93,7 +94,8 @@ def _open_bundle(
     extractor.check(bundle.image_shape, source)
     require_memory(drawing.samples * math.prod(bundle.image_shape), f"{drawing.samples} images of {source}")
     bundle.network.to(this_process().device)
-    sampler = _sampler(bundle, method, drawing)
+    classes = labels_in_rows(bundle.class_numbers, drawing.first + drawing.samples)
+    sampler = _sampler(bundle, method, drawing, classes)
     return OpenSource(
         lambda: extractor.features(_drawn(sampler, drawing, watch)), _dimension(extractor, bundle.image_shape)
     )

@@ -29,7 +29,7 @@ CONTINUOUS = {
     "VP SDE": ("Euler-Maruyama", "Ancestral sampling", "Probability flow", "A-DPM", "NPR-DPM", "SN-DPM"),
 }
 PEERS = {
-    "ours": ("DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM", "NPR-DDPM", "SN-DDPM"),
+    "ours": ("DDIM", "A-DDIM", "NPR-DDIM", "SN-DDIM", "NPR-DDPM", "SN-DDPM", "Bridge 2M"),
     "diffusers": tuple(PEER_METHODS),
 }
 OPTIMAL = ", OT"  # behind the name of a row along optimal trajectories
