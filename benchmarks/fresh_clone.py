@@ -43,7 +43,7 @@ def main() -> None:
                 said = [line for line in done.stdout.splitlines() if line.strip()]
                 seconds = round(time.monotonic() - started)
                 day = time.strftime("%Y-%m-%d", time.gmtime())
-                last = next((line for line in reversed(said) if "passed" in line or "wrote" in line), said[-1])
+                last = next((line for line in reversed(said) if "passed" in line or "wrote" in line), "nothing")
                 result = {"command": f"make {target}", "CPU": name, "exit code": done.returncode, "seconds": seconds}
                 lines.append(json.dumps({**result, "said": last.strip(" ="), "cores": os.cpu_count(), "date": day}))
                 print(lines[-1], flush=True)

@@ -58,8 +58,7 @@ def main() -> None:
         lines.append(json.dumps(line))
         print(lines[-1], flush=True)
     if options.record:
-        with options.record.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
+        options.record.write_text("".join(line + "\n" for line in lines))
 
 
 if __name__ == "__main__":

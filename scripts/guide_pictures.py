@@ -57,7 +57,7 @@ def bits(path: Path) -> None:
     largest = max(map(json.loads, lines), key=lambda cell: cell["settings"]["images"])
     rows = [row for row in largest["result"]["rows"] if row["covariance"] in SHOWN]
     found = [_row(row["covariance"], row["kind"], row["K"], row["bits_per_dim"]) for row in rows]
-    Likelihoods(tuple(found), "fashion", {}, {}, latents=False).plot(path)
+    Likelihoods(tuple(found)).plot(path)
 
 
 def _row(covariance: str, kind: str, K: int, bits: Mapping[str, Any]) -> LikelihoodRow:

@@ -110,8 +110,8 @@ def check_unchanged(
 def remember(path: Path, identity: Identity, where: object, remedy: str = _UNDO, *, part: bool = False) -> None:
     """Keep an identity in a file beside what belongs to it, or refuse if another one is kept there.
 
-    part: each part of a run tells what it knows: entries that the file lacks are added, whatever they are, and those
-    that it has besides stay.
+    part: True if this identity is only a part of the file's. Entries that the file lacks are added, and its other
+    entries stay.
     """
     before: Any = read_json(path) if path.exists() else {}
     if not isinstance(before, dict):

@@ -234,11 +234,11 @@ def draw(
     torch.Size([4, 2])
     """
     if method.solver is not None:
-        along_one = method.solver in ("bridge", "matched")
-        if trajectory is not None and not along_one:
+        takes_trajectory = method.solver in ("bridge", "matched")
+        if trajectory is not None and not takes_trajectory:
             raise ValueError(f"{method.name} has times of its own; leave trajectory out")
         options: dict[str, Any] = {"data_range": data_range, "condition": condition}
-        if along_one:
+        if takes_trajectory:
             if method.solver == "bridge" and step_noise is None:
                 step_noise = BridgeNoise(schedule, trajectory or few_step_times(schedule, steps, image_shape))
             if step_noise is None:

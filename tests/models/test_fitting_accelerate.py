@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 from optcov.fitting import Batches, NoiseObjective, Training, TrainingConfig, TrainingError, new_heads, train_heads
+from optcov.fitting.precision import quick_on_cpu
 from optcov.networks import HeadedNetwork
 from reliability_runs import arguments, results
 from tiny_training import images, same, tiny_network, weights
@@ -184,6 +186,14 @@ def test_bf16_on_a_cpu_leaves_group_norms_in_float32_while_it_trains(accelerate,
     with torch.autocast("cpu", torch.bfloat16):
         norm(torch.zeros(1, norm.num_channels, 2, 2, dtype=torch.bfloat16))
     assert seen == [torch.float32, torch.bfloat16]
+
+
+def test_group_norms_with_weights_in_bfloat16_run_in_bf16_on_a_cpu(accelerate):
+    """Their weights could not be combined with a float32 input."""
+    accelerate()
+    norm = torch.nn.GroupNorm(2, 4).bfloat16()
+    with quick_on_cpu(norm, Accelerator(cpu=True, mixed_precision="bf16")):
+        assert norm(torch.ones(1, 4, 2, 2, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_a_training_is_not_continued_in_another_precision(accelerate, tmp_path):

@@ -266,7 +266,7 @@ class Bundle:
         trajectory: the times to visit. By default Karras times; their last step starts at the noise-to-signal ratio 1 /
         steps.
         options: those of optcov.solvers.match_noise, such as eta, samples (the number of start noises, 512), seed,
-        condition or progress; and guidance.
+        condition or progress.
 
         >>> import optcov
         >>> from optcov.bundle import test_images

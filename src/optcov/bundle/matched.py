@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAMPLES = 512  # start noises
 NAMES = ("power", "shift", "gain")
 MOST = 1000  # entries of one file
-_OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "guidance", "batch_size", "progress")
+_OPTIONS = ("eta", "samples", "seed", "rings", "floor", "shrink", "condition", "batch_size", "progress")
 
 
 def times_of(schedule: Schedule, steps: int) -> Trajectory:
@@ -47,7 +47,7 @@ def measure(bundle: Bundle, images: Any, trajectory: Trajectory, options: Mappin
     options["samples"] = check_whole("samples", options["samples"], 2, BundleError)
     if "condition" not in options:
         options["condition"] = labels_in_rows(bundle.class_numbers, options["samples"])
-    network = bundle.guided(bundle.network.with_only_heads(), options.pop("guidance", 1.0))
+    network = bundle.network.with_only_heads()
     return match_noise(network, bundle.schedule, trajectory, DataMoments.of(data.x_0()), **options)
 
 

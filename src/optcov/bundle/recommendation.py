@@ -52,7 +52,8 @@ def recommendations(bundle: Bundle) -> dict[str, Recommendation]:
     correlated = f"{best.name}_correlated" if best.name in HEADS else "spectral"
     scored = replace(best, name=correlated) if correlated in possible_covariances(bundle) else best
     row = head_method(bundle)
-    beside = f"; of the methods with a head, compare {row} with {row.replace('DDIM', 'DDPM')}"
+    with_noise = find_covariance(str(METHODS[row].covariance)).row_at(1.0)
+    beside = f"; of the methods with a head, compare {row} with {with_noise}"
     images = IMAGES + (beside if bundle.heads else "")
     return {"images": Recommendation(DEFAULT_METHOD, images), "likelihood": scored, "uncertainty": best}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import with_labels
 from optcov.bundle.sweeping import Conventions, Scored, sweep
+from optcov.covariances import find_covariance
 from optcov.likelihood import (
     Estimate,
     likelihood_table,
@@ -177,6 +178,6 @@ def covariance_of(method: str) -> str:
     if row.covariance is None or row.eta != 1:
         raise ValueError(
             f"{row.name} has no finite variational bound: it needs a reverse process with noise; choose a method such "
-            f"as {row.name.replace('DDIM', 'DDPM') if '-DDIM' in row.name else 'NPR-DDPM'}"
+            f"as {find_covariance(row.covariance or 'npr').row_at(1.0)}"
         )
     return row.covariance

@@ -64,18 +64,13 @@ def load_page() -> Any:
 
 def _examples(source: str, model: Bundle, data: str | None) -> Tensor | None:
     """Images to begin with, uint8 (n, C, H, W)."""
-    import torch
-
     from optcov.bundle import BundleError, embedded_models, test_images
-    from optcov.data import ImageSet, load_mixed, to_8bit
+    from optcov.data import load_mixed, to_8bit
     from optcov.data.tensors import fitted_to
 
     if data is not None:
-        found = load_mixed(data, "test")
-        pictures = isinstance(found, ImageSet)  # or else latents
-        taken = fitted_to(found, model.picture_shape if pictures else model.image_shape, model.name)
-        shown = taken.select(slice(0, EXAMPLES)).x_0()
-        return to_8bit(shown if pictures else torch.cat([model.as_images(x).cpu() for x in torch.split(shown, 1)]))
+        taken = fitted_to(load_mixed(data, "test"), model.picture_shape, model.name)
+        return to_8bit(taken.select(slice(0, EXAMPLES)).x_0())
     if source not in embedded_models():
         return None
     try:

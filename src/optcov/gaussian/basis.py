@@ -97,7 +97,7 @@ def _along(x: Tensor, axis: int, what: str) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # whoever asks first: what inference mode makes, later gradients could not use
+@torch.inference_mode(False)  # cached: a matrix made in inference mode could not take part in later gradients
 def _matrix(n: int, what: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     matrix = cosine_matrix(n)
     chosen = {"forward": matrix, "inverse": matrix.mT, "squares": matrix.square().mT}[what]

@@ -65,7 +65,7 @@ def wrap(network: nn.Module, head: Head | None, settings: Mapping[str, Any]) -> 
     """Join a network and a head; the weights of both are shared, not copied.
 
     settings: link, schedule, parameterisation, scale and shift of the time argument, whether the head is the network's
-    own learned range, and whether what it says is left less the squared prediction.
+    own learned range, and whether the squared prediction is subtracted from the head's output.
     """
     plain = unwrap(network)
     kind = headed_class(type(plain))

@@ -46,15 +46,16 @@ class Likelihoods:
     def of(self, covariance: str, K: int, kind: str = "ET") -> Estimate:
         """The bound of a covariance in K steps, in bits/dim, or in nats per latent dimension.
 
-        covariance: the name of a covariance, or of a method that uses it, such as "NPR-DDPM".
+        covariance: the name of a covariance, of a method that uses it, such as "NPR-DDPM", or of a row of the table.
         kind: "ET" for even times, "OT" for optimal times.
         """
         kinds = Covariance.registry.values()
         name = next((kind.name for kind in kinds if covariance in [row.name for row in kind.rows]), covariance)
-        for row in self.rows:
-            if (row.covariance, row.K, row.kind) == (name, K, kind):
-                return self._in_unit(row.bits_per_dim)
-        known = ", ".join(dict.fromkeys(row.covariance for row in self._shown()))
+        shown = self._shown()
+        for row, printed in zip(self.rows, shown, strict=True):
+            if (row.K, row.kind) == (K, kind) and name in (row.covariance, printed.covariance):
+                return printed.bits_per_dim
+        known = ", ".join(dict.fromkeys(row.covariance for row in shown))
         raise ValueError(f"there is no bound of {covariance!r} in {K} steps ({kind}); there are {known}")
 
     def cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -283,7 +283,7 @@ def cost_table(
 ) -> CostTable:
     """Compute the cost of every step of every covariance, with one network evaluation per image and time.
 
-    process: gives the network, the forward process and the data range. Its own covariance is not used.
+    process: gives the network, the forward process and the data range. Of its covariance only probes of OCM are used.
     images: (n, *D), or a source of batches.
     covariances: names, or a dict of Covariance objects by name. By default all that need no head, and those whose head
     the network has.

@@ -67,7 +67,7 @@ class TimeMatch:
         return self.native.time_at(inside).clamp(self.native.first_time, self.native.final_time)  # but for rounding
 
     def scale(self, t: Time) -> Tensor:
-        """What x_t times is x_t as the network knows it, with the noise that its own schedule has there, () or (B,)."""
+        """The factor that scales x_t to the network's own process at this log-SNR, () or (B,)."""
         if self.native.preserves_variance:  # the level tells it, also between two times of a discrete schedule
             own = torch.sigmoid(-self.schedule.log_snr(t).clamp(self._lowest, self._highest))
         else:
