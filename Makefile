@@ -51,8 +51,10 @@ train-cifar10: $(INSTALLED)
 	$(THREADS) $(BIN)/optcov train $(CIFAR10) --out runs/cifar10-b --start runs/cifar10-a --steps 7500 --batch-size 64 --seed 1
 	$(THREADS) $(BIN)/optcov train $(CIFAR10) --out runs/cifar10-c --start runs/cifar10-b --steps 9000 --batch-size 64 \
 	    --learning-rate 8e-4 --ema 0.9995 --seed 2
-	$(BIN)/optcov fit runs/cifar10-c data/cifar10 --out runs/cifar10-d --heads sn,npr --kind deep --images 8192 --half --flip
-	$(BIN)/optcov fit runs/cifar10-d data/cifar10 --out runs/cifar10 --heads ocm --half --flip
+	$(THREADS) $(BIN)/optcov train $(CIFAR10) --out runs/cifar10-d --start runs/cifar10-c --steps 28000 --batch-size 64 \
+	    --ema 0.9998 --seed 3
+	$(BIN)/optcov fit runs/cifar10-d data/cifar10 --out runs/cifar10-e --heads sn,npr --kind deep --images 8192 --half --flip
+	$(BIN)/optcov fit runs/cifar10-e data/cifar10 --out runs/cifar10 --heads ocm --half --flip
 	$(BIN)/optcov trajectory runs/cifar10 data/cifar10 --images 128 --times 200
 	cp -r runs/cifar10 src/optcov/models/
 

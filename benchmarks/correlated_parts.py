@@ -133,7 +133,8 @@ def main() -> None:
     for K in options.steps:
         bits = costs(bundle, images, Trajectory.even(bundle.schedule, K))
         line = {
-            "bundle": options.bundle,
+            "bundle": bundle.name,
+            "model": bundle.on_its_own_schedule().digest()[:12],
             "steps": K,
             "images": len(images),
             "share of lam2": round(float(bits.pop("share of lam2").mean()), 4),

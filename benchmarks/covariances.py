@@ -77,6 +77,7 @@ def measure(bundle: Bundle, other: Bundle | None, images: ImageSet, K: int) -> d
     bits, clamped = {name: table.group_bits_per_dim(name, trajectory) for name in kinds}, table.clamp_rates()
     found: dict[str, Any] = {
         "bundle": bundle.name,
+        "model": bundle.on_its_own_schedule().digest()[:12],
         "steps": K,
         "images": len(images),
         "bits/dim": {

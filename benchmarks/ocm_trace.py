@@ -49,7 +49,8 @@ def main() -> None:
         variance = found * float(spread**2 / signal)
         error = (clean.detach() - x_0).square().flatten(1).mean(1)
         line = {
-            "bundle": options.bundle,
+            "bundle": model.name,
+            "model": model.digest()[:12],
             "t": t,
             "images": len(numbers),
             "squared error": round(float(error.mean()), 5),

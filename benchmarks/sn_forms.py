@@ -72,7 +72,7 @@ def main() -> None:
     lines = []
     for stream, t in enumerate(TIMES):
         found = {name: looked_at(form, x_0, told, t, stream) for name, form in forms.items()}
-        lines.append(json.dumps({"bundle": options.bundle, "t": t, **found}))
+        lines.append(json.dumps({"bundle": model.name, "model": model.digest()[:12], "t": t, **found}))
         print(lines[-1], flush=True)
     if options.record:
         options.record.write_text("\n".join(lines) + "\n")

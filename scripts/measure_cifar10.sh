@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Every measurement of the embedded model cifar10 that docs show, made anew in $OUT (by default out/cifar10): about seven
-# core-hours. A stopped run goes on, and several of them, one per core, share the work: each part is taken by one.
+# Every measurement of the embedded model cifar10 that docs show, made anew in $OUT (by default out/cifar10): four to ten
+# core-hours, by the CPU. A stopped run goes on, and several of them, one per core, share the work: each part is taken by
+# one. A part that fails ends the run; its words are in $OUT/PART.log.
 #
 #     scripts/measure_cifar10.sh & scripts/measure_cifar10.sh; wait
 #
-# DATA: CIFAR-10 (optcov data cifar10 data/cifar10). REFERENCE: of FID and KID, made if it is not there. BUNDLE: the model.
+# It needs the extras fid and lite0. DATA: CIFAR-10 (optcov data cifar10 data/cifar10). REFERENCE: of FID and KID, made if it is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-OUT=${OUT:-out/cifar10} DATA=${DATA:-data/cifar10} BUNDLE=${BUNDLE:-cifar10} REFERENCE=${REFERENCE:-$OUT/reference.npz}
+OUT=${OUT:-out/cifar10} DATA=${DATA:-data/cifar10} REFERENCE=${REFERENCE:-$OUT/reference.npz}
 PATH="$PWD/.venv/bin:$PATH"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 mkdir -p "$OUT/done"
@@ -27,7 +28,7 @@ part() {
 
 # the tables of docs/results.md: several runs share their cells
 table() {
-    optcov table "$@" --bundle "$BUNDLE" --data "$DATA" --schedules linear --out "$OUT/tables"
+    optcov table "$@" --bundle cifar10 --data "$DATA" --schedules linear --out "$OUT/tables"
 }
 images() { # TABLE STEPS ROWS...
     local name=$1 steps=$2
@@ -49,16 +50,18 @@ images fid 10 "${PAPER[@]}" "${BEYOND[@]}"
 images peers 10 "${PEERS[@]}"
 images fid 25 "${PAPER[@]}" "Bridge 2M"
 images peers 25 "${PEERS[@]}"
-causes covariances benchmarks/covariances.py "$BUNDLE" "$DATA" --images 256 --steps 10,25
-causes covariances-apart benchmarks/covariances.py "$BUNDLE" "$DATA" --images 256 --first 256 --steps 10,25
-causes sn-forms benchmarks/sn_forms.py "$BUNDLE" --data "$DATA"
-causes ocm-trace benchmarks/ocm_trace.py "$BUNDLE" "$DATA"
-causes correlated-parts benchmarks/correlated_parts.py --bundle "$BUNDLE" --data "$DATA" --images 128
+causes covariances benchmarks/covariances.py cifar10 "$DATA" --images 256 --steps 10,25
+causes covariances-apart benchmarks/covariances.py cifar10 "$DATA" --images 256 --first 256 --steps 10,25
+causes sn-forms benchmarks/sn_forms.py cifar10 --data "$DATA"
+causes ocm-trace benchmarks/ocm_trace.py cifar10 "$DATA"
+causes correlated-parts benchmarks/correlated_parts.py --bundle cifar10 --data "$DATA" --images 128
 images fid 5 "Bridge 2M"
 images peers 5 UniPC DPM-Solver++
-causes few-steps-fid benchmarks/few_steps.py --bundle "$BUNDLE" --data "$DATA" --features inception --reference "$REFERENCE" \
-    --samples 2000 --out "$OUT/few-steps" --steps 10 25 --row "Bridge 2M, last step at 0.15"
+causes few-steps-fid benchmarks/few_steps.py --bundle cifar10 --data "$DATA" --features inception --reference "$REFERENCE" \
+    --samples 2000 --out "$OUT/few-steps" --steps 10 25 --row "Bridge 2M, last step at 0.15" \
+    --against "Bridge 2M, last step at 0.15"
 images fid 50 "${PAPER[@]}" "Bridge 2M"
-part restoration python benchmarks/restoration.py "$OUT/restoration.jsonl" --bundle "$BUNDLE" --data "$DATA"
+images peers 50 UniPC
+part restoration python benchmarks/restoration.py "$OUT/restoration.jsonl" --bundle cifar10 --data "$DATA"
 causes restoration-jacobian benchmarks/restoration_jacobian.py "$DATA"
-echo "next: put the lines of $OUT into measurements, run python scripts/results_page.py, and make the tests agree"
+echo "next: python scripts/keep_measurements.py $OUT"
