@@ -93,6 +93,12 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: torch has a type of its own for GPUs only."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
+
+
 def print_json(content: Any) -> None:
     """Print one JSON document on standard output, for machines."""
     if FIRST:

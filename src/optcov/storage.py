@@ -21,6 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+MAX_NAME = 255  # bytes of one part of a path
 MAX_DIGITS = 300  # of a whole number: any float64 has fewer
 FLUSHES = 16  # how many files are flushed to disk side by side
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
@@ -28,6 +29,16 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
 
 class StorageError(ValueError):
     """A file cannot be read or written. The message names it and says why."""
+
+
+def as_path(path: object, error_type: Callable[[str], Exception] = StorageError) -> Path:
+    """Return a path, or raise an error that names what is none."""
+    if not isinstance(path, str | os.PathLike) or not str(path).strip() or "\0" in str(path):
+        raise error_type(f"{path!r:.80} is not a path; pass the name of a file or a directory")
+    found = Path(path)
+    if any(len(os.fsencode(part)) > MAX_NAME for part in found.parts):
+        raise error_type(f"{path!r:.80} is too long for the name of a file; choose a shorter one")
+    return found
 
 
 @contextmanager

@@ -109,6 +109,24 @@ def test_the_mixture_demo_writes_a_picture_and_numbers(tmp_path):
     assert float(rows["SN-DDPM"]["distance"]) < float(rows["DDPM, beta"]["distance"])
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--images", "100000"), "--images 100000 is more than the 512 test images"),
+        (("--steps", "5"), "--steps and --points are of --mixture"),
+        (("--mixture", "--images", "5"), "--images is not of --mixture"),
+        (("--out", ""), "--out is empty"),
+        (("--out", "."), "--out is empty"),
+        (("--out", "/proc/demo.png"), "cannot write /proc/demo.png"),
+    ],
+)
+def test_the_demo_refuses_what_it_cannot_do_before_it_draws(words, reason, monkeypatch):
+    monkeypatch.setattr("optcov.bundle.pictures.compare", lambda *_, **__: pytest.fail("it drew"))
+    result = runner.invoke(app, ["demo", *words])
+    assert isinstance(result.exception, ValueError)
+    assert reason in str(result.exception)
+
+
 def test_unknown_attributes_of_the_package_are_refused():
     import optcov
 

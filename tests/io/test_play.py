@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,65 @@ def test_a_port_that_is_none_is_refused(capsys):
     said = CommandLine(capsys)("play", "fashion", "--port", "99999")
     assert said.code == 2
     assert "--port 99999 is no port" in said.err
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = CommandLine(capsys)("play", "no-such-bundle", "--port", str(port))
+    assert said.code == 2
+    assert said.err == f"error: --port {port} is in use; choose another one, or leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("", "--host is empty"),
+        ("no-such-host.invalid", "is no address of this machine"),
+        ("192.0.2.1", "is no address"),
+    ],
+)
+def test_a_host_that_is_not_here_is_refused_before_the_model_is_loaded(capsys, host, reason):
+    said = CommandLine(capsys)("play", "no-such-bundle", "--host", host)
+    assert said.code == 2
+    assert reason in said.err
+
+
+def test_the_guard_against_other_sites_stands_wherever_only_this_machine_listens():
+    pytest.importorskip("gradio")
+    from optcov.play.page import is_here
+
+    assert all(map(is_here, ("127.0.0.1", "127.0.0.2", "localhost", "::1")))
+    assert not any(map(is_here, ("0.0.0.0", "192.168.0.1", "example.org")))
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), NAN, float("inf"), 2**31])
+def test_numbers_out_of_range_are_refused_in_plain_digits(value):
+    with pytest.raises(ValueError, match=r"seed .* is out of range; choose one from 0 to 2147483647"):
+        inputs.whole("seed", value, 0, inputs.MAX_SEED)
+
+
+@pytest.mark.parametrize("layers", [3, "x", [None], ["stroke"]])
+def test_strokes_that_are_no_images_are_refused(layers):
+    with pytest.raises(ValueError, match="the strokes are no images"):
+        inputs.erased_pixels({**drawing(), "layers": layers}, (1, 8, 8))
+
+
+def test_a_picture_without_pixels_is_no_picture():
+    with pytest.raises(ValueError, match="there is no image yet"):
+        inputs.drawn_pixels({"composite": Image.new("RGB", (0, 0))}, (1, 8, 8))
+
+
+def test_too_little_memory_is_said_in_a_sentence_and_other_errors_are_not_hidden():
+    gradio = pytest.importorskip("gradio")
+    from optcov.play.page import in_one_sentence
+
+    def fails(text: str) -> None:
+        raise RuntimeError(text)
+
+    with pytest.raises(gradio.Error, match="not enough memory"):
+        in_one_sentence(fails)("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        in_one_sentence(fails)("a fault of ours")

@@ -9,6 +9,7 @@ from diffusers import DDPMPipeline, DDPMScheduler
 
 import optcov
 from optcov import ForwardProcess, NoisePrediction, ReverseProcess, Schedule, Trajectory, elbo, sample
+from optcov.data import load
 from optcov.fitting.conditions import open_parts
 from optcov.networks import Backbone, HeadedNetwork
 from small_bundles import small_bundle, small_unet
@@ -165,6 +166,11 @@ BUNDLE = {
     "a posterior of a number": (lambda b: b.posterior(torch.tensor(1.0), 5), "small takes a tensor of shape"),
     "three times for two": (lambda b: b.posterior(X, torch.tensor([5, 6, 7])), "3 times for 2 data points"),
     "a covariance by its number": (lambda b: b.posterior(X, 5, 3), "unknown covariance 3"),
+    "more images than fit": (lambda b: b.sample(10**30, **QUICK), "the tensor needs .* GB of memory"),
+    "scores for a number": (lambda b: b.bits_per_dim(X, work=3, **QUICK), "3 is not a path"),
+    "scores for no place": (lambda b: b.bits_per_dim(X, work="", **QUICK), "'' is not a path"),
+    "scores of no data": (lambda b: b.bits_per_dim("", **QUICK), "'' is not a path"),
+    "a bundle of a long name": (lambda b: optcov.load("a" * 5000), "is too long for the name of a file"),
     "a path of nothing": (lambda b: b.save(None), "None is not a path"),
     "an empty path": (lambda b: b.save(""), "'' is not a path"),
     "a schedule by its number": (lambda b: b.with_schedule(5), "schedule = 5 is not known"),
@@ -205,6 +211,7 @@ FIT = {
     "pixels as numbers": ({"data": IMAGES * 200}, "outside the data range .* as uint8"),
     "no path": ({"data": ""}, "the path of the data is empty"),
     "no model": ({"model": ""}, "'' is not a path"),
+    "a class in the place of a model": ({"model": DDPMPipeline}, "model = the class DDPMPipeline is not a model"),
     "half a seed": ({"seed": 1.5}, "seed = 1.5 is not a whole number"),
     "too long a seed": ({"seed": 2**70}, "is not a whole number of 64 bits"),
     "a word as a switch": ({"flip": "no"}, "flip = 'no' is not a switch"),
@@ -221,6 +228,23 @@ def test_a_fit_names_what_does_not_fit_before_it_begins(case, monkeypatch):
     given = {"model": (small_unet(), LINEAR), "data": IMAGES, "progress": False, **options}
     with pytest.raises(ValueError, match=message):
         optcov.fit(given.pop("model"), given.pop("data"), **given)
+
+
+@pytest.mark.parametrize("source", ["", "  ", None, 3, "a\0b", "a" * 5000])
+def test_data_without_a_path_are_refused(source):
+    with pytest.raises(ValueError, match="is not a path|is too long"):
+        load(source)
+
+
+def test_a_network_that_loses_data_points_is_refused_everywhere():
+    class FirstAlone(torch.nn.Module):
+        def forward(self, x, time):
+            return x[:1]
+
+    bundle = optcov.Bundle(HeadedNetwork(Backbone(FirstAlone(), None), LINEAR), (1, 8, 8))
+    for method in ("UniPC", "DDIM", "Bridge 2M"):
+        with pytest.raises(ValueError, match="returned 1; they must agree"):
+            bundle.sample(3, method=method, **QUICK)
 
 
 @pytest.mark.parametrize("kind", ["float", "uint8"])

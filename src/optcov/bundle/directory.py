@@ -10,12 +10,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from optcov.bundle.errors import BundleError
-from optcov.storage import StorageError, claim, sync_directory
+from optcov.storage import StorageError, as_path, claim, sync_directory
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -107,6 +106,4 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def check_path(path: Any) -> Path:
     """Return a path, or raise an error that names what is none."""
-    if not isinstance(path, str | PathLike) or not str(path):
-        raise BundleError(f"{path!r:.80} is not a path; pass the name of a directory")
-    return Path(path)
+    return as_path(path, BundleError)

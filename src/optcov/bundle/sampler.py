@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import with_labels
 from optcov.bundle.directory import check_path
 from optcov.covariances import Covariance
+from optcov.data.images import require_memory
 from optcov.identity import condition_identity, remember
 from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, Method, draw, find_method
 from optcov.networks.guidance import check_guidance
@@ -231,6 +233,7 @@ def draw_many(
     if not is_whole(n) or n < 1 or not is_whole(batch_size) or batch_size < 1:
         raise ValueError(f"n = {n!r} and batch_size = {batch_size!r} must be positive whole numbers")
     n, batch_size = int(n), int(batch_size)
+    require_memory(4 * n * math.prod(bundle.picture_shape if decode else bundle.image_shape), f"n = {n}: the tensor")
     unknown = [name for name in options if name not in inspect.signature(Sampler).parameters]
     if unknown:
         raise ValueError(
@@ -244,8 +247,8 @@ def draw_many(
         x_0 = sampler.draw(indices).x_0
         return (bundle.decode(x_0) if decode else x_0).cpu()
 
-    batches = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
-    told = track(batches, len(batches), sampler.title, "batches", show=progress)
+    batches = (range(first, min(first + batch_size, n)) for first in range(0, n, batch_size))
+    told = track(batches, math.ceil(n / batch_size), sampler.title, "batches", show=progress)
     if work is None:
         return torch.cat([drawn(indices) for indices in told])
     place = check_path(work)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from optcov.bundle.bundle import Bundle
 from optcov.bundle.conditions import with_labels
+from optcov.bundle.directory import check_path
 from optcov.bundle.sweeping import Conventions, Scored, sweep
 from optcov.covariances import find_covariance
 from optcov.likelihood import (
@@ -116,7 +117,7 @@ def score_tensor(
             f"condition=, or images alone"
         )
     options: dict[str, Any] = {"condition": condition, "batch_size": batch_size, "progress": progress}
-    options["work"] = None if work is None else Path(work)
+    options["work"] = None if work is None else check_path(work)
     parts = []
     for K in lengths:
         known = Conventions(**{**conventions, "times": K})

@@ -128,10 +128,10 @@ def main() -> None:
 
         fail(_sentence(error) if isinstance(error, UsageError) else str(error))
     except (MemoryError, RuntimeError) as error:
-        if os.environ.get("OPTCOV_TRACEBACK") or not _out_of_memory(error):
-            raise
-        from optcov.console import fail
+        from optcov.console import fail, out_of_memory
 
+        if os.environ.get("OPTCOV_TRACEBACK") or not out_of_memory(error):
+            raise
         fail("there is not enough memory for this; use a smaller batch, smaller images or a smaller network")
     except typer.Abort:
         code = 130  # what shells say for Ctrl-C
@@ -147,9 +147,3 @@ def _sentence(error: Any) -> str:
     unsaid = [value for value in given if value not in said]
     got = f", got {', '.join(unsaid)}" if unsaid else ""
     return f"{said}{got}; {' '.join(['optcov', *command, '--help'])} tells what there is"
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: torch has a type of its own for GPUs only."""
-    said = str(error)
-    return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from optcov.console import announce, finish, print_json, print_table
+from optcov.console import announce, check_out, finish, print_json, print_table, was_given
 from optcov.progress import track
 
 MODEL = "fashion"
@@ -24,6 +24,7 @@ LOOK = (
 
 
 def command(
+    context: typer.Context,
     out: Path = typer.Option(Path("out/demo.png"), help="Where to write the picture."),
     images: int = typer.Option(64, min=2, help="Test images scored for the table of bits/dim."),
     mixture: bool = typer.Option(False, "--mixture", help="Use points in the plane, with a perfect network."),
@@ -32,7 +33,13 @@ def command(
     json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Compare the methods on an embedded model, from the same noise: a picture and a table of bits/dim."""
+    from optcov.storage import require_writable
+
+    check_out(out)
+    require_writable(out)
     if mixture:
+        if was_given(context, "--images"):
+            raise ValueError("--images is not of --mixture; leave one of them out")
         _mixture(out, steps, points, json)
         return
     import torch
@@ -41,7 +48,11 @@ def command(
     from optcov.bundle import test_set
     from optcov.bundle.pictures import compare, draw_comparison, errors_of
 
+    if was_given(context, "--steps") or was_given(context, "--points"):
+        raise ValueError("--steps and --points are of --mixture; add it, or leave them out")
     model, tests = bundle.load(MODEL), test_set(MODEL)
+    if images > len(tests):
+        raise ValueError(f"--images {images} is more than the {len(tests)} test images that come with {MODEL}")
     announce(f"{MODEL}: {len(METHODS_SHOWN)} methods from the same noise, then bits/dim of {images} test images")
     told = {"class_labels": torch.tensor(CLASSES_SHOWN)}
     cells = compare(model, METHODS_SHOWN, STEPS_SHOWN, count=len(CLASSES_SHOWN), condition=told)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ def command(
     """
     if port is not None and not 1 <= port <= MAX_PORT:
         raise ValueError(f"--port {port} is no port; choose one from 1 to {MAX_PORT}, or leave it out")
+    require_free(host, port)
     page = load_page()
     from optcov import bundle as bundles
     from optcov.processes import this_process
@@ -48,6 +51,26 @@ def command(
     output.print(f"{model.name}: {address}", markup=False, highlight=False, soft_wrap=True)
     announce("open it in a browser; Ctrl-C ends it")
     _wait(blocks)
+
+
+def require_free(host: str, port: int | None) -> None:
+    """Refuse an address at which nothing can listen, before the model is loaded."""
+    if not host.strip():
+        raise ValueError("--host is empty; give an address such as 127.0.0.1, or leave it out")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--host {host!r:.80} is no address of this machine; use 127.0.0.1 or 0.0.0.0") from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ValueError(f"--port {port} is in use; choose another one, or leave it out") from error
+            if error.errno == errno.EACCES:
+                raise ValueError(f"--port {port} is not allowed for you; choose one above 1023") from error
+            raise ValueError(f"--host {host} is no address of this machine; use 127.0.0.1 or 0.0.0.0") from error
 
 
 def load_page() -> Any:

@@ -32,6 +32,7 @@ COMPARED = "DDPM, beta-tilde;DDPM, beta;DDIM;A-DDIM;NPR-DDIM;SN-DDIM;Bridge 2M"
 COMPARED_STEPS = (5, 10, 25, 50)
 IN_GRID, IN_PICTURE = 64, 16  # how many images a grid, and a picture with several panels, show at most
 MAX_IMAGES = 2**32  # beyond, the noise of images would repeat
+LABEL_BYTES = 32  # that the label of an image takes while labels are made
 ROW = 8  # images of a row of the grid, and of a class
 FIRST_SCREEN = ("out", "method", "steps", "n", "seed", "classes", "guidance", "compare", "variance_map", "json")
 
@@ -108,6 +109,7 @@ def command(
     from optcov import bundle as bundles
     from optcov.bundle.conditions import labels_in_rows
     from optcov.bundle.recommendation import head_method
+    from optcov.data.images import require_memory
     from optcov.methods import DEFAULT_METHOD, HEAD_METHOD, find_method
     from optcov.processes import this_process
 
@@ -123,6 +125,7 @@ def command(
         method = head_method(model) if variance_map else DEFAULT_METHOD
     labels = _labels(model, classes)
     n = _shown(labels) if n is None else n
+    require_memory(LABEL_BYTES * n if labels else 0, f"--n {n} with classes")
     if compare:
         count = min(n, IN_PICTURE)
         told = {"condition": labels_in_rows(labels, count), "guidance": guidance}

@@ -22,6 +22,7 @@ from optcov.data.folders import load_folder
 from optcov.data.huggingface import load_hub
 from optcov.data.idx import is_idx_directory, load_idx
 from optcov.data.images import DataError, ImageSet
+from optcov.storage import as_path
 
 SPLITS = ("train", "test", "all")
 TEST_SHARE = 0.1  # of a source without splits
@@ -40,6 +41,7 @@ def load(source: str | Path, split: str = "train") -> ImageSet:
     """
     if split not in SPLITS:
         raise DataError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
+    as_path(source, DataError)
     try:
         return _load(source, split)
     except MemoryError as error:  # of a limit that the free memory does not tell of

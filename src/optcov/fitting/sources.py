@@ -59,7 +59,7 @@ def open_foreign(model: Model, layer: str | None = None, empty_class: int | None
         found = None if pipeline is None else replace(import_pipeline(pipeline), source=Path(model).resolve().name)
     elif isinstance(model, Bundle):
         found = None
-    elif hasattr(model, "components"):
+    elif hasattr(model, "components") and not isinstance(model, type):
         found = import_pipeline(model)
     elif isinstance(model, tuple) and len(model) in (2, 3) and callable(model[0]):
         found = import_network(model[0], model[1], model[2] if len(model) == 3 else None, layer)
@@ -67,6 +67,8 @@ def open_foreign(model: Model, layer: str | None = None, empty_class: int | None
         found = import_denoiser(model, layer)
     else:
         shown = type(model).__name__ if callable(model) or isinstance(model, tuple) else repr(str(model)[:80])
+        if isinstance(model, type):
+            shown = f"the class {model.__name__}"
         raise TrainingError(
             f"model = {shown} is not a model that heads can be fitted on; give a directory, a bundle, a "
             f"diffusers pipeline, (network, schedule, prediction_type), or a denoiser D(x, sigma)"
@@ -86,7 +88,7 @@ def _open(model: Model, schedule: str | Schedule | None, half: bool) -> Bundle:
         return open_predictor(check_path(model), schedule, half)
     if isinstance(model, Bundle):
         found = model
-    elif hasattr(model, "components"):
+    elif hasattr(model, "components") and not isinstance(model, type):
         found = bundle_of(import_pipeline(model))
     else:
         found = bundle_of(import_network(*model))

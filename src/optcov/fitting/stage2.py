@@ -179,7 +179,10 @@ def fit_closed_form(
     """
     check_loss(loss)
     if time_weighted and loss != "mse":
-        raise TrainingError('only the loss "mse" is weighted by time: "gamma" weighs errors relative to g already')
+        raise TrainingError(
+            'only the loss "mse" is weighted by time: "gamma" weighs errors relative to g already; leave time_weighted '
+            "out, or fit with paper_exact=True (--paper-exact)"
+        )
     if images < 1:
         raise TrainingError(f"heads cannot be fitted on {images} images")
     before = fingerprint(network.backbone)

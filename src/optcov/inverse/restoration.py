@@ -75,11 +75,11 @@ class Restoration:
         """Write picture, mean and samples of one image as PNG, and the numbers as JSON. Return these numbers."""
         from optcov.data import to_8bit, write_png
         from optcov.inverse.scores import psnr
-        from optcov.storage import write_json
+        from optcov.storage import as_path, write_json
 
         if self.batched:
             raise ValueError(f"{len(self.samples)} images are restored; save one at a time, or restore one measurement")
-        out = Path(directory)
+        out = as_path(directory)
         self.plot(out / "restoration.png", truth)
         write_png(out / "mean.png", to_8bit(self.mean[None])[0])
         for number, sample in enumerate(to_8bit(self.samples)):

@@ -114,6 +114,8 @@ class Backbone(nn.Module):
         """
         with self._taps() as seen:
             raw = run()
+        if len(raw) != len(x):
+            raise ValueError(f"the network was given {len(x)} data points and returned {len(raw)}; they must agree")
         if self.tap is None:
             return BackboneOutput(raw, x.new_empty(len(x), 0), None)
         if "features" not in seen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,15 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 def number(name: str, value: Any, low: float, high: float) -> float:
     """A number from a field, which may be empty."""
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is empty or no number; choose one from {low:g} to {high:g}")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name} {float(value):g} is out of range; choose one from {low:g} to {high:g}")
+        raise ValueError(f"{name} is empty or no number; choose one from {_plain(low)} to {_plain(high)}")
+    if not low <= value <= high:  # also where it is NaN
+        shown = value if isinstance(value, int) else f"{value:g}"
+        raise ValueError(f"{name} {str(shown)[:20]} is out of range; choose one from {_plain(low)} to {_plain(high)}")
     return float(value)
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def choice(name: str, value: Any, known: list[str]) -> str:
@@ -131,7 +135,10 @@ def erased_pixels(drawing: Drawing | None, shape: tuple[int, ...]) -> Tensor:
     """Where strokes lie, booleans (H, W): a pixel, or a place of latents, that is touched at all counts."""
     size = _part(drawing, "background").size
     strokes = Image.new("L", size, 0)
-    for layer in (drawing or {}).get("layers") or []:
+    layers = (drawing or {}).get("layers") or []
+    if not isinstance(layers, list) or not all(isinstance(layer, Image.Image) for layer in layers):
+        raise ValueError("the strokes are no images; paint over a part of the image again")
+    for layer in layers:
         strokes = ImageChops.lighter(strokes, layer.convert("RGBA").getchannel("A").resize(size))
     hidden = to_pixels(strokes.point(lambda alpha: 255 if alpha > 25 else 0), (1, *shape[1:]))[0] > 0
     if not bool(hidden.any()):
@@ -143,6 +150,6 @@ def erased_pixels(drawing: Drawing | None, shape: tuple[int, ...]) -> Tensor:
 
 def _part(drawing: Drawing | None, name: str) -> Image.Image:
     image = drawing.get(name) if isinstance(drawing, Mapping) else None
-    if not isinstance(image, Image.Image):
+    if not isinstance(image, Image.Image) or 0 in image.size:
         raise ValueError("there is no image yet; draw one, upload one, or take an example")
     return image

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
+from ipaddress import ip_address
 from typing import Any, final
 
 import gradio as gr
@@ -21,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from optcov.bundle import Bundle
+from optcov.console import out_of_memory
 from optcov.likelihood.result import BITS, NATS
 from optcov.play import actions
 from optcov.play.inputs import (
@@ -66,9 +68,16 @@ def build(bundle: Bundle, examples: Tensor | None = None) -> gr.Blocks:
     return blocks.queue(max_size=WAITING, api_open=False, default_concurrency_limit=1)
 
 
+def is_here(host: str) -> bool:
+    """Whether only this machine can reach a server at this address."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host in HERE
+
+
 def launch(blocks: gr.Blocks, host: str, port: int | None) -> str:
     """Serve the page in threads of its own; returns its address. A port in use is an OSError."""
-    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(HERE))] if host in HERE else []
+    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=[*HERE, f"[{host}]", host])] if is_here(host) else []
     guard.append(Middleware(Leaving))
     _, address, _ = blocks.launch(
         server_name=host,
@@ -113,7 +122,9 @@ def in_one_sentence(action: Callable[..., Any]) -> Callable[..., Any]:
             return action(*values)
         except (ValueError, OSError) as error:
             text = str(error)
-        except MemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
             text = "there is not enough memory for this; choose fewer images"
         raise gr.Error(html.escape(text, quote=False), print_exception=False)
 
@@ -217,7 +228,7 @@ class _Page:
         return gr.Slider(MIN_STEPS, MAX_STEPS, value, step=1, label="Steps")
 
     def _seed(self) -> Any:
-        return gr.Number(0, label="Seed", precision=0, minimum=0)
+        return gr.Number(0, label="Seed")
 
     def _class(self, *first: tuple[str, int]) -> Any:
         empty = [("any", ANY)] if self.bundle.empty_condition else []

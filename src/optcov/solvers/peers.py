@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from optcov.noise import image_generator
-from optcov.prediction import Network, check_condition
+from optcov.prediction import Network, Prediction, check_condition
 from optcov.schedule import Schedule
 from optcov.solvers.result import SolverResult, check_start
 from optcov.watch import FiniteWatch
@@ -87,7 +87,7 @@ def peer(
     noise = {"generator": generators} if PEERS[name].stochastic else {}
     watch, x, condition = FiniteWatch(start), start, check_condition(condition, len(start))
     for t in scheduler.timesteps.tolist():
-        prediction = network(x, t + 1, **condition)
+        prediction = Prediction.of(network(x, t + 1, **condition), x, t + 1, *schedule.levels(t + 1))
         x = scheduler.step(prediction.noise.to(x.dtype), t, x, **noise).prev_sample
         watch.note(x, t + 1)
     watch.require_finite()
