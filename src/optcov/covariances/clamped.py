@@ -7,7 +7,7 @@ from optcov.covariances.base import Covariance
 # shares of negative variances: up to the first, setting them to 0 changes the mean variance by less than a twentieth,
 # from the second on by more than a tenth (docs/faq.md)
 FEW_NEGATIVE, MANY_NEGATIVE = 0.1, 0.2
-MANY_ABOVE = 0.5  # of the embedded models 0 to 32 % are, by covariance and steps
+MANY_ABOVE = 0.5
 USUAL = ", as is usual at the noisiest times"
 MANY = ": so many are a sign of a network that was hardly trained, or of images unlike its own"
 
