@@ -2,7 +2,10 @@
 
     python scripts/keep_measurements.py out/cifar10
 
-Then run python scripts/results_page.py, and python scripts/covariances_plot.py: they draw and write what docs show.
+Then run these, which write and draw what docs show:
+
+    python scripts/results_page.py
+    python scripts/covariances_plot.py docs/images/covariances.png
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def test_a_head_that_was_fitted_on_windows_is_as_calibrated_as_one_of_whole_imag
 
 
 def test_the_page_says_what_was_measured():
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").splitlines()
     for line in map(json.loads, LINES):
         ratios = line["ratio"]
         spread, mean = f"{min(ratios):.2f} to {max(ratios):.2f}", f"{sum(ratios) / 10:.2f}"
