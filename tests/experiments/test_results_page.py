@@ -61,7 +61,7 @@ def test_ddim_draws_better_images_with_more_steps(model):
     assert limits[25] < limits[10]
 
 
-@pytest.mark.parametrize(("model", "steps"), [("fashion", {10, 25}), ("cifar10", {10, 25})])
+@pytest.mark.parametrize(("model", "steps"), [("fashion", {10, 25}), ("cifar10", {10, 25, 50})])
 def test_images_of_the_nine_rows_of_the_paper_are_measured(model, steps):
     drawn = Measured.of(model).images
     for name in PAPER:
