@@ -185,7 +185,9 @@ def test_guidance_of_1_costs_nothing_and_others_twice_as_many_evaluations(method
 def test_guided_images_depend_on_their_number_and_condition_alone():
     together = drawn(4, labels=[0, 1, 2, 0], guidance=2.5)
     apart = drawn(4, labels=[0, 1, 2, 0], guidance=2.5, batch_size=1)
-    torch.testing.assert_close(together, apart, atol=1e-4, rtol=0)
+    # guidance multiplies rounding, which depends on the batch, by up to 2 w - 1 = 4 in each step
+    torch.testing.assert_close(together, apart, atol=1e-3, rtol=0)
+    assert (together[0] - together[3]).abs().max() > 0.1  # of the same class
 
 
 # bounds
