@@ -120,11 +120,13 @@ def test_the_mixture_demo_writes_a_picture_and_numbers(tmp_path):
         (("--out", "/proc/demo.png"), "cannot write /proc/demo.png"),
     ],
 )
-def test_the_demo_refuses_what_it_cannot_do_before_it_draws(words, reason, monkeypatch):
+def test_the_demo_refuses_what_it_cannot_do_before_it_draws(words, reason, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("optcov.bundle.pictures.compare", lambda *_, **__: pytest.fail("it drew"))
     result = runner.invoke(app, ["demo", *words])
     assert isinstance(result.exception, ValueError)
     assert reason in str(result.exception)
+    assert not any(tmp_path.iterdir())
 
 
 def test_unknown_attributes_of_the_package_are_refused():

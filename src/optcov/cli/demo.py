@@ -36,10 +36,10 @@ def command(
     from optcov.storage import require_writable
 
     check_out(out)
-    require_writable(out)
     if mixture:
         if was_given(context, "--images"):
             raise ValueError("--images is not of --mixture; leave one of them out")
+        require_writable(out)
         _mixture(out, steps, points, json)
         return
     import torch
@@ -53,6 +53,7 @@ def command(
     model, tests = bundle.load(MODEL), test_set(MODEL)
     if images > len(tests):
         raise ValueError(f"--images {images} is more than the {len(tests)} test images that come with {MODEL}")
+    require_writable(out)
     announce(f"{MODEL}: {len(METHODS_SHOWN)} methods from the same noise, then bits/dim of {images} test images")
     told = {"class_labels": torch.tensor(CLASSES_SHOWN)}
     cells = compare(model, METHODS_SHOWN, STEPS_SHOWN, count=len(CLASSES_SHOWN), condition=told)

@@ -1,0 +1,24 @@
+"""README's two commands were run in a fresh clone, also as on an older CPU: benchmarks/fresh_clone.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINES = [json.loads(line) for line in (ROOT / "measurements/fresh-clone.jsonl").read_text().splitlines()]
+
+
+def test_the_commands_end_well():
+    assert {("make demo", "as it is"), ("make test", "as it is"), ("make demo", "older instructions")} <= {
+        (line["command"], line["CPU"]) for line in LINES
+    }
+    assert all(line["exit code"] == 0 and " failed" not in line["said"] for line in LINES)
+
+
+def test_from_clone_to_picture_it_takes_less_than_five_minutes_on_two_cores():
+    demos = [line for line in LINES if line["command"] == "make demo"]
+    assert {line["cores"] for line in demos} == {2}
+    assert all(line["seconds"] < 300 for line in demos)
+    page = " ".join((ROOT / "docs/reliability.md").read_text(encoding="utf-8").split())
+    assert f"`make demo` took {' and '.join(str(line['seconds']) for line in demos)} seconds" in page
