@@ -331,11 +331,15 @@ def main() -> None:
                 fill(bundle, moments, name, K, options)
     if options.draw:
         return
+    against = options.against or COMPARED
+    for K in options.steps:
+        for name in against:
+            if not path_of(options.out, name, K).exists():
+                parser.error(f"{name} in {K} steps is not drawn, and others are compared with it: draw it by --row")
     extractor, classes = find_extractor(options.features), max(1, len(bundle.class_numbers))
     known = options.reference and features_of(options.reference, extractor)
     if not isinstance(known, FeatureStatistics):
         known = FeatureStatistics.of(extractor.features(data.load(options.data, "test")))
-    against = options.against or COMPARED
     cells = [list(measured(options.out, known, K, classes, against, EVERY)) for K in options.steps]
     for K, found in zip(options.steps, cells, strict=True):
         print(f"\nK = {K}\n\n{table(found, against)}")
