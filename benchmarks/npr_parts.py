@@ -1,10 +1,12 @@
-"""What a variance does to samples, in two parts: its pattern over pixels, and its level.
+"""What a variance does to samples, in parts: its pattern over pixels, its level, and where it is drawn.
 
     python benchmarks/npr_parts.py --data data/fashion-mnist [--bundle fashion] [--samples 512] [--steps 10]
+    python benchmarks/npr_parts.py --data data/fashion-mnist --method NPR-DDIM --rows "no noise" NPR "NPR above 3"
 
 Against the analytic variance, which has one level per time and no pattern, stand those of NPR and SN; the pattern of
 one at the level of another; and a level, image by image, without a pattern. On images of the data set the levels agree;
-on images that are being drawn they may differ. All start from the same noise, so that differences of distances have
+on images that are being drawn they may differ. Other rows draw NPR's noise at some ratios of noise to signal only. Any
+row may leave x_0 unclipped until the last step. All start from the same noise, so that differences of distances have
 errors below those of the distances. The level shown is that of the last step that is not capped, relative to the first
 row's. --record FILE keeps the rows as lines of JSON.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any, final
@@ -28,10 +31,9 @@ from optcov.data import ImageSet, load, to_8bit
 from optcov.gaussian import Diagonal
 from optcov.metrics import Distance, FeatureStatistics, find_extractor, jackknife_error, measure_frechet
 from optcov.prediction import Prediction
-from optcov.reverse import Step
+from optcov.reverse import ReverseProcess, Step
 from optcov.sampling import generate
-
-METHOD = "NPR-DDPM"
+from optcov.trajectory import sigma_of
 
 
 def variance(model: Bundle, name: str, prediction: Prediction) -> Tensor:
@@ -44,12 +46,15 @@ def variance(model: Bundle, name: str, prediction: Prediction) -> Tensor:
 
 @final
 class Parts(Covariance):
-    """The pattern of one variance, if any, at the level of another, image by image."""
+    """The pattern of one variance, if any, at the level of another, image by image; 0 outside a range of noise."""
 
-    def __init__(self, model: Bundle, level: str, pattern: str | None):
-        self._model, self._level, self._pattern = model, level, pattern
+    def __init__(self, model: Bundle, level: str, pattern: str | None = None, low: float = 0, high: float = math.inf):
+        self._model, self._level, self._pattern, self._range = model, level, pattern, (low, high)
 
     def second_moment(self, prediction: Prediction) -> Diagonal:
+        low, high = self._range
+        if not low < sigma_of(self._model.schedule, float(prediction.t)) <= high:
+            return Diagonal(torch.zeros_like(prediction.x_t))
         level = _mean(variance(self._model, self._level, prediction))
         if self._pattern is None:
             return Diagonal(level.expand_as(prediction.x_t))
@@ -61,7 +66,7 @@ def _mean(v: Tensor) -> Tensor:
     return v.mean(dim=(1, 2, 3), keepdim=True)
 
 
-COVARIANCES: dict[str, tuple[str, str | None]] = {  # level, pattern
+PARTS: dict[str, tuple[str, str | None]] = {  # level, pattern
     "analytic": ("analytic", None),
     "NPR": ("npr", "npr"),
     "NPR's pattern": ("analytic", "npr"),
@@ -70,11 +75,26 @@ COVARIANCES: dict[str, tuple[str, str | None]] = {  # level, pattern
     "SN's level, NPR's pattern": ("sn", "npr"),
     "NPR's level, SN's pattern": ("npr", "sn"),
 }
+RANGES = {  # ratios of noise to signal where NPR's noise is drawn
+    "no noise": (math.inf, math.inf),
+    "NPR above 3": (3, math.inf),
+    "NPR from 0.3 to 3": (0.3, 3),
+    "NPR below 0.3": (0, 0.3),
+}
+UNCLIPPED = ", not clipped"  # x_0 is clipped in the last step only
+ROWS = [name + end for end in ("", UNCLIPPED) for name in (*PARTS, *RANGES)]
 
 
-def draw(model: Bundle, covariance: Covariance, options: argparse.Namespace) -> tuple[Tensor, float]:
+def process_of(model: Bundle, method: str, row: str) -> ReverseProcess:
+    """The reverse process of a row."""
+    name = row.removesuffix(UNCLIPPED)
+    parts = PARTS[name] if name in PARTS else ("npr", "npr", *RANGES[name])
+    return model.reverse_process(method, covariance=Parts(model, *parts), clip_mean=name == row)
+
+
+def draw(model: Bundle, row: str, options: argparse.Namespace) -> tuple[Tensor, float]:
     """Images (B, *D), and the mean variance of the last step that is not capped."""
-    process = model.reverse_process(METHOD, covariance=covariance)
+    process = process_of(model, options.method, row)
     trajectory = model.trajectory(options.steps)
     found: list[float] = []
 
@@ -82,7 +102,7 @@ def draw(model: Bundle, covariance: Covariance, options: argparse.Namespace) -> 
         if step.s == trajectory.times[1]:
             found.append(float(step.gaussian.variance.mean()))
 
-    cap = model.noise_cap(METHOD)
+    cap = model.noise_cap(options.method)
     told = labels_in_rows(model.class_numbers, options.samples)
     shared: dict[str, Any] = {"noise_cap": cap, "callback": watch, "condition": told, "seed": options.seed}
     drawn = generate(process, trajectory, model.image_shape, options.samples, **shared)
@@ -100,11 +120,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="the data set, e.g. by optcov data fashion-mnist")
     parser.add_argument("--bundle", default="fashion", help="a bundle with the head npr and numbers per time")
+    parser.add_argument("--method", default="NPR-DDPM", help="whose process and noise cap; NPR-DDIM is the other")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--schedules", nargs="+", default=["linear"])
-    parser.add_argument("--rows", nargs="+", default=list(COVARIANCES), help="which; differences are from the first")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        default=list(PARTS),
+        choices=ROWS,
+        help="which; differences are from the first",
+    )
     parser.add_argument("--record", type=Path, help="a file for lines of JSON")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*outside those the network was trained on")  # cosine, first step
@@ -116,18 +143,19 @@ def main() -> None:
         model = bundle.load(options.bundle).with_schedule(schedule)
         plain: tuple[Distance, float] | None = None
         for name in options.rows:
-            images, level = draw(model, Parts(model, *COVARIANCES[name]), options)
+            images, level = draw(model, name, options)
             features = extractor.features(ImageSet(to_8bit(images), None, name))
             rows = torch.argsort(torch.arange(len(features)) % max(1, len(model.class_numbers)), stable=True)
             distance = measure_frechet(features[rows], reference, mix=False)
             plain = plain or (distance, level)
             difference, error = distance.value - plain[0].value, paired_error(distance, plain[0])
-            found = {"difference": difference, "standard_error": error, "level": level / plain[1]}
-            settings = {key: getattr(options, key) for key in ("bundle", "samples", "steps", "seed")}
+            relative = level / plain[1] if plain[1] else None
+            found = {"difference": difference, "standard_error": error, "level": relative}
+            settings = {key: getattr(options, key) for key in ("bundle", "method", "samples", "steps", "seed")}
             lines.append({"schedule": schedule, "row": name, **settings, "limit": distance.limit, **found})
             print(
                 f"{schedule:8}  {name:26}  {distance.limit:7.4f}  {difference:+8.4f} +- {error:.4f}  "
-                f"{level / plain[1]:7.3f}",
+                f"{'' if relative is None else format(relative, '7.3f')}",
                 flush=True,
             )
     if options.record:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every measurement of the embedded model cifar10 that docs show, made anew in $OUT (by default out/cifar10): four to ten
+# Every measurement of the embedded model cifar10 that docs show, made anew in $OUT (by default out/cifar10): six to fourteen
 # core-hours, by the CPU. A stopped run goes on, and several of them, one per core, share the work: each part is taken by
 # one. A part that fails ends the run; its words are in $OUT/PART.log.
 #
@@ -36,7 +36,7 @@ images() { # TABLE STEPS ROWS...
     table "$name" --features inception --reference "$REFERENCE" --samples 2000 --steps "$steps" "${@/#/--method=}"
 }
 PAPER=("DDPM, beta-tilde" "DDPM, beta" A-DDPM NPR-DDPM SN-DDPM DDIM A-DDIM NPR-DDIM SN-DDIM)
-BEYOND=(CNPR-DDPM CNPR-DDIM CSN-DDPM Spectral-DDPM "Bridge 2M")
+BEYOND=(CNPR-DDPM CNPR-DDIM CSN-DDPM Spectral-DDPM OCM-DDPM "Bridge 2M")
 PEERS=(UniPC "UniPC, Karras times" DPM-Solver++ SDE-DPM-Solver++)
 causes() { # NAME BENCHMARK ARGUMENTS...
     local name=$1
@@ -48,7 +48,7 @@ part bits table bpd --images 128 --train-images 64 --steps 10,25,50,100,200,1000
 until [ -e "$REFERENCE" ]; do python scripts/kernel_reference.py "$DATA" "$REFERENCE"; sleep 2; done
 images fid 10 "${PAPER[@]}" "${BEYOND[@]}"
 images peers 10 "${PEERS[@]}"
-images fid 25 "${PAPER[@]}" "Bridge 2M"
+images fid 25 "${PAPER[@]}" "${BEYOND[@]}"
 images peers 25 "${PEERS[@]}"
 causes covariances benchmarks/covariances.py cifar10 "$DATA" --images 256 --steps 10,25
 causes covariances-apart benchmarks/covariances.py cifar10 "$DATA" --images 256 --first 256 --steps 10,25
@@ -60,8 +60,8 @@ images peers 5 UniPC DPM-Solver++
 causes few-steps-fid benchmarks/few_steps.py --bundle cifar10 --data "$DATA" --features inception --reference "$REFERENCE" \
     --samples 2000 --out "$OUT/few-steps" --steps 10 25 --row "Bridge 2M, last step at 0.15" \
     --against "Bridge 2M, last step at 0.15"
-images fid 50 "${PAPER[@]}" "Bridge 2M"
-images peers 50 UniPC
+images fid 50 "${PAPER[@]}" "${BEYOND[@]}"
+images peers 50 UniPC DPM-Solver++ SDE-DPM-Solver++
 part restoration python benchmarks/restoration.py "$OUT/restoration.jsonl" --bundle cifar10 --data "$DATA"
 causes restoration-jacobian benchmarks/restoration_jacobian.py "$DATA"
 echo "next: python scripts/keep_measurements.py $OUT"

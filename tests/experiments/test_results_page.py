@@ -61,11 +61,11 @@ def test_ddim_draws_better_images_with_more_steps(model):
     assert limits[25] < limits[10]
 
 
-@pytest.mark.parametrize(("model", "steps"), [("fashion", {10, 25}), ("cifar10", {10, 25, 50})])
-def test_images_of_the_nine_rows_of_the_paper_are_measured(model, steps):
+@pytest.mark.parametrize("model", models())
+def test_images_of_the_nine_rows_of_the_paper_and_of_three_solvers_are_measured(model):
     drawn = Measured.of(model).images
-    for name in PAPER:
-        assert steps <= set(drawn[name]), name
+    for name in (*PAPER, "UniPC", "DPM-Solver++", "SDE-DPM-Solver++"):
+        assert {10, 25, 50} <= set(drawn[name]), name
 
 
 @pytest.mark.parametrize("model", models())
