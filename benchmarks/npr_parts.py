@@ -5,10 +5,10 @@
 
 Against the analytic variance, which has one level per time and no pattern, stand those of NPR and SN; the pattern of
 one at the level of another; and a level, image by image, without a pattern. On images of the data set the levels agree;
-on images that are being drawn they may differ. Other rows draw NPR's noise at some ratios of noise to signal only. Any
-row may leave x_0 unclipped until the last step. All start from the same noise, so that differences of distances have
-errors below those of the distances. The level shown is that of the last step that is not capped, relative to the first
-row's. --record FILE keeps the rows as lines of JSON.
+on images that are being drawn they may differ. Other rows draw half of NPR's noise, or draw it at some ratios of noise
+to signal only. Any row may leave x_0 unclipped until the last step. All start from the same noise, so that differences
+of distances have errors below those of the distances. The level shown is that of the last step that is not capped,
+relative to the first row's. --record FILE keeps the rows as lines of JSON.
 """
 
 from __future__ import annotations
@@ -48,14 +48,22 @@ def variance(model: Bundle, name: str, prediction: Prediction) -> Tensor:
 class Parts(Covariance):
     """The pattern of one variance, if any, at the level of another, image by image; 0 outside a range of noise."""
 
-    def __init__(self, model: Bundle, level: str, pattern: str | None = None, low: float = 0, high: float = math.inf):
-        self._model, self._level, self._pattern, self._range = model, level, pattern, (low, high)
+    def __init__(
+        self,
+        model: Bundle,
+        level: str,
+        pattern: str | None = None,
+        low: float = 0,
+        high: float = math.inf,
+        share: float = 1,
+    ):
+        self._model, self._level, self._pattern, self._range, self._share = model, level, pattern, (low, high), share
 
     def second_moment(self, prediction: Prediction) -> Diagonal:
         low, high = self._range
         if not low < sigma_of(self._model.schedule, float(prediction.t)) <= high:
             return Diagonal(torch.zeros_like(prediction.x_t))
-        level = _mean(variance(self._model, self._level, prediction))
+        level = self._share * _mean(variance(self._model, self._level, prediction))
         if self._pattern is None:
             return Diagonal(level.expand_as(prediction.x_t))
         v = variance(self._model, self._pattern, prediction)
@@ -75,11 +83,12 @@ PARTS: dict[str, tuple[str, str | None]] = {  # level, pattern
     "SN's level, NPR's pattern": ("sn", "npr"),
     "NPR's level, SN's pattern": ("npr", "sn"),
 }
-RANGES = {  # ratios of noise to signal where NPR's noise is drawn
+RANGES: dict[str, tuple[float, ...]] = {  # ratios of noise to signal where NPR's noise is drawn, and how much of it
     "no noise": (math.inf, math.inf),
     "NPR above 3": (3, math.inf),
     "NPR from 0.3 to 3": (0.3, 3),
     "NPR below 0.3": (0, 0.3),
+    "half of NPR": (0, math.inf, 0.5),
 }
 UNCLIPPED = ", not clipped"  # x_0 is clipped in the last step only
 ROWS = [name + end for end in ("", UNCLIPPED) for name in (*PARTS, *RANGES)]
