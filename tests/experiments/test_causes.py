@@ -28,6 +28,7 @@ def lines(name: str) -> list[dict[str, Any]]:
 
 CORRELATED = {(line["bundle"], line["steps"]): line for line in lines("correlated-parts")}
 SN = {line["row"]: line for line in lines("sn-parts")}
+IMAGES = {(line["row"], line["steps"]): line for line in lines("image-parts")}
 
 
 def row_of_page(start: str) -> list[str]:
@@ -106,3 +107,29 @@ def test_sn_is_level_with_npr_and_better_than_one_number_on_a_weaker_network():
         words = f"{gap:+.3f} ± {error:.3f}".replace("-", "−")
         assert row_of_page("`fashion` of version 0.1, the weakest")[start + 1] == words
         assert (abs(gap) < 2 * error) if other == "NPR-DDPM" else (gap < -5 * error)
+
+
+@pytest.mark.parametrize(
+    ("row", "start"),
+    [
+        ("NPR-DDPM", "NPR-DDPM"),
+        ("CNPR-DDPM above a ratio of 3", "correlated at high noise only"),
+        ("CNPR-DDPM below a ratio of 3", "correlated at low noise only"),
+        ("CNPR-DDPM", "CNPR-DDPM"),
+    ],
+)
+def test_the_page_says_where_correlations_help_images(row, start):
+    line = IMAGES[row, 10]
+    gaps = [line["differences"].get("NPR-DDPM"), line["kernel"]["differences"].get("NPR-DDPM")]
+    words = [
+        "" if gap is None else f"{scale * gap[0]:+.1f} ± {scale * gap[1]:.1f}".replace("-", "−")
+        for gap, scale in zip(gaps, (1, 1000), strict=True)
+    ]
+    assert [*words, *(f"{line['power'][ring]:.2f}" for ring in (0, 3, 6))] == row_of_page(start)[1:]
+
+
+def test_correlations_help_images_at_high_noise_and_hurt_them_at_low():
+    """By KID, by more than three standard errors."""
+    for row, sign in (("CNPR-DDPM above a ratio of 3", -1), ("CNPR-DDPM below a ratio of 3", 1)):
+        gap, error = IMAGES[row, 10]["kernel"]["differences"]["NPR-DDPM"]
+        assert sign * gap > 3 * error
