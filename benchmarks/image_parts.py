@@ -1,7 +1,7 @@
 """Which part of the distance of images differs: FID, the part of it that the means make, KID, and power by frequency.
 
     python benchmarks/image_parts.py --data data/cifar10.npz --reference REFERENCE --out runs/image-parts
-        [--steps 10] [--samples 1000] [--row ROW] [--record FILE]
+        [--steps 5 10] [--samples 1000] [--row ROW] [--record FILE]
 
 All rows start from the same noise, each class in turn. Two rows are CNPR-DDPM whose noise is correlated at some noise
 levels only; at the others they are NPR-DDPM. Three are of benchmarks/few_steps.py. Power is that of the images in rings
@@ -105,26 +105,29 @@ def main() -> None:
     parser.add_argument("--reference", required=True, help="statistics of the training images")
     parser.add_argument("--bundle", default="cifar10")
     parser.add_argument("--out", type=Path, required=True, help="where features are kept")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, nargs="+", default=[10])
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--row", action="append", help="a row alone, which is drawn and not measured")
     parser.add_argument("--record", type=Path, help="a file for lines of JSON")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = optcov.load(options.bundle, schedule="linear")
-    for name in options.row or SHOWN:
-        fill(bundle, name, options.steps, options.samples, options.out)
+    for K in options.steps:
+        for name in options.row or SHOWN:
+            fill(bundle, name, K, options.samples, options.out)
     if options.row:
         return
     reference = features_of(options.reference, find_extractor("inception"))
     assert isinstance(reference, FeatureStatistics)
     real = ring_powers(data.load(options.data, "test").x_0())
     lines = []
-    for cell in measured(options.out, reference, options.steps, len(bundle.class_numbers), AGAINST, SHOWN):
-        powers = read_tensors(path_of(options.out, cell["row"], options.steps))[0]["powers"]
+    classes = len(bundle.class_numbers)
+    for cell in (c for K in options.steps for c in measured(options.out, reference, K, classes, AGAINST, SHOWN)):
+        powers = read_tensors(path_of(options.out, cell["row"], cell["steps"]))[0]["powers"]
         shares = powers.double().sum(0) * BATCH / options.samples / real
         del cell["replicates"]
-        lines.append(json.dumps(cell | {"power": [round(float(share), 4) for share in shares]}))
+        found = {"bundle": options.bundle, "power": [round(float(share), 4) for share in shares]}
+        lines.append(json.dumps(cell | found))
         print(lines[-1], flush=True)
     if options.record:
         options.record.write_text("\n".join(lines) + "\n")

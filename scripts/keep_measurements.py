@@ -24,6 +24,7 @@ WHOLE = {  # file in OUT -> file in measurements, whose lines are all of this mo
     "covariances-apart": "covariances/cifar10-apart",
     "sn-forms": "sn-forms/cifar10",
     "few-steps-fid": "causes/few-steps-fid",
+    "image-parts": "causes/image-parts",
     "restoration": "restoration/cifar10",
     "restoration-jacobian": "causes/restoration-jacobian",
 }

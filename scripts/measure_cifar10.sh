@@ -60,6 +60,7 @@ images peers 5 UniPC DPM-Solver++
 causes few-steps-fid benchmarks/few_steps.py --bundle cifar10 --data "$DATA" --features inception --reference "$REFERENCE" \
     --samples 2000 --out "$OUT/few-steps" --steps 10 25 --row "Bridge 2M, last step at 0.15" \
     --against "Bridge 2M, last step at 0.15"
+causes image-parts benchmarks/image_parts.py --data "$DATA" --reference "$REFERENCE" --out "$OUT/image-parts" --steps 5 10
 images fid 50 "${PAPER[@]}" "${BEYOND[@]}"
 images peers 50 UniPC DPM-Solver++ SDE-DPM-Solver++
 part restoration python benchmarks/restoration.py "$OUT/restoration.jsonl" --bundle cifar10 --data "$DATA"
