@@ -38,6 +38,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "accelerate launch": "needs four GPUs; test_sampling_cli.py and test_fitting_processes.py launch two",
         "ACCELERATE_USE_CPU=true torchrun": "test_sampling_cli.py launches two processes on CPUs by accelerate",
     },
+    "docs/results.md": {"optcov table": "takes hours; test_tables_cli.py makes small tables"},
     "docs/results-restoration.md": {"python benchmarks/restoration.py": "takes hours; it restores thousands of images"},
     "docs/metrics.md": {
         "pip install": "installs from elsewhere; an extra that the tests have already",
