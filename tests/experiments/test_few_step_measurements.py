@@ -179,3 +179,23 @@ def test_in_five_steps_on_cifar10_bridge_2m_is_better_by_fid_and_unipc_by_kid():
     (mine, error), (best, of_best), (other, of_other) = kernels
     assert mine - best > 3 * math.hypot(error, of_best)
     assert abs(mine - other) < 2 * math.hypot(error, of_other)
+
+
+def test_the_page_says_which_part_of_fid_differs_in_five_steps():
+    cells = {line["row"]: line for line in lines("causes/image-parts") if line["steps"] == 5}
+    rest = {}
+    for row in ("UniPC", "Bridge 2M"):
+        line, means = cells[row], cells[row]["means"]
+        rest[row] = line["limit"] - means["limit"]
+        kernel = [1000 * line["kernel"][key] for key in ("limit", "standard_error")]
+        numbers = [
+            f"{line['limit']:.1f} ± {line['standard_error']:.1f}",
+            f"{means['limit']:.1f} ± {means['standard_error']:.1f}",
+            f"{rest[row]:.1f}",
+            f"{kernel[0]:.1f} ± {kernel[1]:.1f}",
+            *(f"{line['power'][ring]:.2f}" for ring in (3, 6)),
+        ]
+        assert f"| {row} | {' | '.join(numbers)} |" in PAGE
+    one, other = (cells[row]["means"] for row in ("UniPC", "Bridge 2M"))
+    assert abs(one["limit"] - other["limit"]) < 2 * math.hypot(one["standard_error"], other["standard_error"])
+    assert rest["Bridge 2M"] < rest["UniPC"] - 5
