@@ -126,7 +126,11 @@ def main() -> None:
         powers = read_tensors(path_of(options.out, cell["row"], cell["steps"]))[0]["powers"]
         shares = powers.double().sum(0) * BATCH / options.samples / real
         del cell["replicates"]
-        found = {"bundle": options.bundle, "power": [round(float(share), 4) for share in shares]}
+        found = {
+            "bundle": options.bundle,
+            "model": bundle.digest()[:12],
+            "power": [round(float(share), 4) for share in shares],
+        }
         lines.append(json.dumps(cell | found))
         print(lines[-1], flush=True)
     if options.record:

@@ -161,7 +161,16 @@ def main() -> None:
             relative = level / plain[1] if plain[1] else None
             found = {"difference": difference, "standard_error": error, "level": relative}
             settings = {key: getattr(options, key) for key in ("bundle", "method", "samples", "steps", "seed")}
-            lines.append({"schedule": schedule, "row": name, **settings, "limit": distance.limit, **found})
+            lines.append(
+                {
+                    "schedule": schedule,
+                    "row": name,
+                    "model": model.digest()[:12],
+                    **settings,
+                    "limit": distance.limit,
+                    **found,
+                }
+            )
             print(
                 f"{schedule:8}  {name:26}  {distance.limit:7.4f}  {difference:+8.4f} +- {error:.4f}  "
                 f"{'' if relative is None else format(relative, '7.3f')}",

@@ -1,4 +1,4 @@
-"""What was measured of the embedded model cifar10 was measured of the network that is in the package today."""
+"""What was measured of the embedded models was measured of the networks that are in the package today."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED = ROOT / "measurements"
 TRAINING = " ".join((ROOT / "docs/training.md").read_text(encoding="utf-8").split())
 FILES = (
     *("covariances/cifar10", "covariances/cifar10-apart", "sn-forms/cifar10", "restoration/cifar10"),
-    *("causes/ocm-trace", "causes/correlated-parts", "causes/restoration-jacobian"),
+    *("causes/ocm-trace", "causes/correlated-parts", "causes/restoration-jacobian", "causes/image-parts"),
 )
 
 
@@ -32,6 +32,10 @@ def model() -> bundle.Bundle:
 def test_each_line_is_of_the_embedded_network(name, model):
     own = [line for line in lines(name) if line.get("bundle", "cifar10") == "cifar10"]
     assert {line["model"] for line in own} == {model.digest()[:12]}
+
+
+def test_clipping_in_more_steps_is_of_the_embedded_fashion():
+    assert {line["model"] for line in lines("clipping/steps")} == {bundle.load("fashion").digest()[:12]}
 
 
 def test_the_gain_of_correlations_by_training_ends_with_the_embedded_network(model):

@@ -57,14 +57,20 @@ def test_both_heads_draw_better_images_than_one_variance_per_timestep_in_ten_ste
 @pytest.mark.parametrize("model", models())
 def test_ddim_draws_better_images_with_more_steps(model):
     limits = {K: cell["limit"] for K, cell in Measured.of(model).images["DDIM"].items()}
-    assert {10, 25} <= set(limits)
-    assert limits[25] < limits[10]
+    assert {10, 25, 50} <= set(limits)
+    assert limits[50] < limits[25] < limits[10]
 
 
 @pytest.mark.parametrize("model", models())
 def test_images_of_the_nine_rows_of_the_paper_and_of_three_solvers_are_measured(model):
     drawn = Measured.of(model).images
     for name in (*PAPER, "UniPC", "DPM-Solver++", "SDE-DPM-Solver++"):
+        assert {10, 25, 50} <= set(drawn[name]), name
+
+
+def test_images_of_the_new_covariances_are_measured_on_cifar10():
+    drawn = Measured.of("cifar10").images
+    for name in ("CNPR-DDPM", "CNPR-DDIM", "CSN-DDPM", "Spectral-DDPM", "OCM-DDPM", "Bridge 2M"):
         assert {10, 25, 50} <= set(drawn[name]), name
 
 
