@@ -192,3 +192,18 @@ def test_the_model_of_cifar10_is_whole_and_its_heads_are_calibrated():
     assert all(0.9 <= ratio <= 1.1 for head in ("npr", "sn") for ratio in calibration[head]["ratio"])
     with pytest.raises(ValueError, match="no test images come with 'cifar10'"):
         bundle.test_images("cifar10")
+
+
+def speckles(x_0):
+    """Share of pixels further than a quarter of the range from the median of the 3x3 pixels around them."""
+    around = torch.nn.functional.unfold(torch.nn.functional.pad(x_0, (1, 1, 1, 1), mode="replicate"), 3)
+    median = around.median(dim=1).values.reshape(x_0.shape)
+    return float(((x_0 - median).abs() > 0.5).float().mean())
+
+
+def test_images_have_no_more_speckles_than_real_ones_and_the_measure_would_see_them(fashion, images):
+    real = speckles(images[:64])
+    for method in ("A-DDPM", "NPR-DDPM", "DDIM", "NPR-DDIM", "Bridge 2M"):
+        found = speckles(fashion.sample(20, method=method, steps=10, labels=[i % 10 for i in range(20)]))
+        assert found < real, method
+    assert speckles(fashion.sample(4, method="DDPM, beta", steps=10, labels=[0, 1, 2, 3])) > 3 * real
